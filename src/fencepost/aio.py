@@ -1,0 +1,149 @@
+"""The asyncio face: ``AsyncFencepost``. Each method is one line over a flow; ``blocking.py`` is its twin."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fencepost.errors import LeaseLost
+from fencepost.holding import DEFAULT_TTL, Holding
+from fencepost.world.aio import AioWorld
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+    from fencepost.holding import Wanted
+    from fencepost.lease import Lease
+    from fencepost.model.duration import Duration
+    from fencepost.model.event import LeaseEvent
+    from fencepost.model.lease import View
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import Clocks, World
+
+
+class AsyncLock:
+    """A lease to be had: ``async with`` it, or ``acquire`` and ``release`` by hand. For any number of tasks."""
+
+    def __init__(self, holding: Holding, wanted: Wanted) -> None:
+        self._holding, self._wanted = holding, wanted
+        self._entered: dict[int, _Entered] = {}
+
+    async def acquire(self) -> Lease:
+        """Acquire the lease and return it; raises ``LeaseHeld`` if it cannot be had in time."""
+        return await self._holding.acquire(self._wanted, owner=asyncio.current_task())
+
+    async def release(self, lease: Lease) -> bool:
+        """Give a lease back; say whether it was still ours."""
+        return await self._holding.release(lease)
+
+    async def __aenter__(self) -> Lease:
+        lease = await self.acquire()
+        self._entered[id(asyncio.current_task())] = _Entered(lease)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        entered = self._entered.pop(id(asyncio.current_task()))
+        entered.disarm()
+        if (
+            not entered.lease.foreign
+        ):  # a forked child that leaves the block has nothing to give back
+            await self.release(entered.lease)
+        if kind is not None and issubclass(kind, asyncio.CancelledError):
+            entered.explain(error)
+
+
+class _Entered:
+    """A lease whose loss cancels the task that entered it, as a timeout would."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        task = asyncio.current_task()
+        assert task is not None, "asyncio runs this, so there is a task"
+        self._task: asyncio.Task[Any] = task
+        self._loop = asyncio.get_running_loop()
+        self._requests_before = task.cancelling()
+        self._armed = True
+        self._cancelled = False
+        lease.hold.on_loss.append(self._from_any_thread)
+
+    def disarm(self) -> None:
+        self._armed = False
+
+    def explain(self, error: BaseException | None) -> None:
+        """Turn our own cancellation into the reason for it; leave everybody else's alone."""
+        if self._cancelled and self._task.uncancel() <= self._requests_before:
+            hold = self.lease.hold
+            reason = hold.why_lost or "it is gone"
+            raise LeaseLost(hold.name, token=hold.token, reason=reason) from error
+
+    def _from_any_thread(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._armed:
+            self._cancelled = True
+            self._task.cancel("the lease was lost")
+
+
+class AsyncFencepost:
+    """Leases, and later jobs, on the store that ``url`` names, for asyncio.
+
+    The same contract as ``Fencepost``. Leases are renewed from a thread, so a blocked event loop
+    does not lose them; a task whose lease is lost is cancelled, and leaves its block with ``LeaseLost``.
+    """
+
+    def __init__(
+        self,
+        url: str | Callable[[World, str], LeaseStore] | None = None,
+        *,
+        namespace: str = "default",
+        on_event: Callable[[LeaseEvent], None] | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
+        self._world = AioWorld(clocks=clocks)
+        self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Duration = DEFAULT_TTL,
+        wait: Duration | None = None,
+        limit: int | None = None,
+        max_hold: Duration | None = None,
+    ) -> AsyncLock:
+        """Return a lock to enter; entering raises ``LeaseHeld`` if it cannot be had within ``wait``.
+
+        It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
+        """
+        wanted = self._holding.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
+        return AsyncLock(self._holding, wanted)
+
+    async def locks(self) -> list[View]:
+        """Return what is held now in this namespace, by name."""
+        return await self._holding.locks()
+
+    async def break_lock(
+        self, name: str, *, token: int, reason: str, operator: str | None = None
+    ) -> int:
+        """Take a lease away from the holder of ``token``; return the new token."""
+        return await self._holding.break_lock(name, token=token, reason=reason, operator=operator)
+
+    async def close(self) -> None:
+        """Release what is still held and close the store."""
+        await self._holding.close()
+        self._world.close()
+
+    async def __aenter__(self) -> AsyncFencepost:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

@@ -1,0 +1,106 @@
+"""The blocking face: ``Fencepost``. Each method is one line over a flow; ``aio.py`` is its twin."""
+
+from __future__ import annotations
+
+import threading
+
+from fencepost.holding import DEFAULT_TTL, Holding
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from fencepost.holding import Wanted
+    from fencepost.lease import Lease
+    from fencepost.model.duration import Duration
+    from fencepost.model.event import LeaseEvent
+    from fencepost.model.lease import View
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import Clocks, World
+
+
+class Lock:
+    """A lease to be had: ``with`` it, or ``acquire`` and ``release`` by hand. For any number of threads."""
+
+    def __init__(self, holding: Holding, wanted: Wanted) -> None:
+        self._holding, self._wanted = holding, wanted
+        self._entered: dict[int, Lease] = {}
+
+    def acquire(self) -> Lease:
+        """Acquire the lease and return it; raises ``LeaseHeld`` if it cannot be had in time."""
+        return finish(self._holding.acquire(self._wanted, owner=threading.get_ident()))
+
+    def release(self, lease: Lease) -> bool:
+        """Give a lease back; say whether it was still ours."""
+        return finish(self._holding.release(lease))
+
+    def __enter__(self) -> Lease:
+        lease = self.acquire()
+        self._entered[threading.get_ident()] = lease
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease = self._entered.pop(threading.get_ident())
+        if not lease.foreign:  # a forked child that leaves the block has nothing to give back
+            self.release(lease)
+
+
+class Fencepost:
+    """Leases, and later jobs, on the store that ``url`` names.
+
+    Without a URL it is ``$FENCEPOST_URL``, else ``sqlite:///fencepost.db``. For any number of
+    threads; a forked child may use it too, but has none of its parent's leases.
+    """
+
+    def __init__(
+        self,
+        url: str | Callable[[World, str], LeaseStore] | None = None,
+        *,
+        namespace: str = "default",
+        on_event: Callable[[LeaseEvent], None] | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
+        self._world = BlockingWorld(clocks=clocks)
+        self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+
+    def lock(
+        self,
+        name: str,
+        *,
+        ttl: Duration = DEFAULT_TTL,
+        wait: Duration | None = None,
+        limit: int | None = None,
+        max_hold: Duration | None = None,
+    ) -> Lock:
+        """Return a lock to enter; entering raises ``LeaseHeld`` if it cannot be had within ``wait``.
+
+        It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
+        """
+        wanted = self._holding.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
+        return Lock(self._holding, wanted)
+
+    def locks(self) -> list[View]:
+        """Return what is held now in this namespace, by name."""
+        return finish(self._holding.locks())
+
+    def break_lock(self, name: str, *, token: int, reason: str, operator: str | None = None) -> int:
+        """Take a lease away from the holder of ``token``; return the new token."""
+        return finish(self._holding.break_lock(name, token=token, reason=reason, operator=operator))
+
+    def close(self) -> None:
+        """Release what is still held and close the store."""
+        finish(self._holding.close())
+
+    def __enter__(self) -> Fencepost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

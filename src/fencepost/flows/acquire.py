@@ -1,0 +1,144 @@
+"""To acquire is to ask until it is certain: granted, held by another, or out of time.
+
+A reply that got lost is asked for again with the same nonce, so the grant is adopted. Whoever stops
+caring in between (an error, a cancellation, a signal) leaves the nonce to ``abandon``: a grant
+that nobody waits for must not keep others out for a whole ttl.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnavailable
+from fencepost.model.lease import Grant, Holder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
+
+
+class Granted(NamedTuple):
+    """A grant, and the instant before the request for it was sent."""
+
+    name: str
+    grant: Grant
+    sent: float
+
+
+async def acquire(
+    world: World,
+    store: LeaseStore,
+    names: Sequence[str],
+    *,
+    holder: Holder,
+    ttl: float,
+    wait: float,
+    abandon: Callable[[str, str], None],
+) -> Granted:
+    """Acquire one of ``names`` (a lease has one, a semaphore one for each permit) within ``wait``.
+
+    Raises ``LeaseHeld`` by whoever is due to end first.
+    """
+    asking = _Asking(world, store, names, holder=holder, ttl=ttl)
+    settled = False
+    try:
+        granted = await (asking.once() if wait <= 0 else asking.until(wait))
+        settled = True
+    except LeaseHeld:
+        settled = True
+        raise
+    finally:
+        if not settled:
+            for name in asking.unsettled:
+                abandon(name, holder.nonce)
+    return granted
+
+
+class _Asking:
+    """One acquisition: the same nonce in every request."""
+
+    def __init__(
+        self, world: World, store: LeaseStore, names: Sequence[str], *, holder: Holder, ttl: float
+    ) -> None:
+        self._world, self._store = world, store
+        self._holder, self._ttl = holder, ttl
+        # Permits are tried from a random one on, so that those who come together spread out.
+        first = int(world.dice() * len(names))
+        self._names = [*names[first:], *names[:first]]
+        self.unsettled: set[str] = set()
+
+    async def once(self) -> Granted:
+        """Ask for each name once; raise ``LeaseHeld`` if all are held."""
+        soonest: LeaseHeld | None = None
+        for name in self._names:
+            try:
+                return await self._settle(name)
+            except LeaseHeld as held:
+                if soonest is None or held.expires_in < soonest.expires_in:
+                    soonest = held
+        assert soonest is not None, "a lease has at least one name"
+        raise soonest
+
+    async def until(self, wait: float) -> Granted:
+        """Stand in line until served, at most ``wait`` seconds."""
+        give_up = self._world.clocks.boottime() + wait
+        place = await self._store.line(self._names[0])
+        served = False
+        try:
+            pause = _FIRST_PAUSE
+            while (left := give_up - self._world.clocks.boottime()) > 0:
+                if place is not None:
+                    ready = await place.turn(left) or await self._looks_free()
+                else:
+                    ready = True
+                if ready:
+                    try:
+                        granted = await self.once()
+                    except (LeaseHeld, StoreUnavailable):
+                        pass  # the reason to wait on
+                    else:
+                        served = True
+                        return granted
+                if place is None:
+                    await self._world.sleep(min(left, pause * (0.5 + self._world.dice())))
+                    pause = min(pause * 1.6, _LONGEST_PAUSE)
+            granted = await self.once()  # the last word: granted, or who has it
+            served = True
+            return granted
+        finally:
+            if place is not None:
+                await place.leave(served=served)
+
+    async def _settle(self, name: str) -> Granted:
+        """Ask until the store's answer is known, for as long as a grant could last."""
+        give_up = self._world.clocks.boottime() + self._ttl
+        pause = _FIRST_PAUSE
+        self.unsettled.add(name)
+        while True:
+            sent = self._world.clocks.boottime()
+            try:
+                grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
+            except OutcomeUnknown:
+                if self._world.clocks.boottime() >= give_up:
+                    raise
+                await self._world.sleep(pause * (0.5 + self._world.dice()))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                continue
+            except LeaseHeld:
+                # An earlier try whose reply was lost was not granted either: we would be told.
+                self.unsettled.discard(name)
+                raise
+            return Granted(name, grant, sent)
+
+    async def _looks_free(self) -> bool:
+        """Say whether asking is worthwhile, without disturbing those who write."""
+        for name in self._names:
+            view = await self._store.peek(name)
+            if view is None or not view.held or view.alive is False:
+                return True
+        return False

@@ -1,0 +1,208 @@
+"""To keep a lease is to renew it in time and to tell its holder when that can no longer be proven.
+
+One keeper serves all leases of a face, from a thread of its own, with a store connection of its
+own. Nobody's safety depends on it: a ``Hold`` compares clocks by itself whenever it is asked.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseLost
+from fencepost.model.event import LeaseEvent
+from fencepost.model.lease import (
+    Phase,
+    Trust,
+    phase,
+    renew_due,
+    renewal_ttl,
+    retry_pause,
+    trust,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.flows.acquire import Granted
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+_NEVER = float("inf")
+# When to look for a grant nobody waits for any more: now, and again in case it was still on its way.
+_RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
+
+
+class Hold:
+    """One granted lease as its holder knows it. The keeper writes ``trust``; anybody may read it."""
+
+    def __init__(
+        self,
+        granted: Granted,
+        *,
+        nonce: str,
+        ttl: float,
+        max_hold: float | None,
+        emit: Callable[[LeaseEvent], None],
+    ) -> None:
+        self.name, self.token, self.nonce, self.ttl = granted.name, granted.grant.token, nonce, ttl
+        self.ends = None if max_hold is None else granted.sent + max_hold
+        self.trust: Trust = trust(granted.sent, ttl=granted.grant.ttl, ends=self.ends)
+        self.next_try = renew_due(self.trust)
+        self.released = False
+        self.why_lost: str | None = None
+        self.on_loss: list[Callable[[], None]] = []
+        self._emit = emit
+        self._phase = Phase.HELD
+
+    def phase(self, now: float) -> Phase:
+        """Say how far the lease can be believed in; once lost, always lost."""
+        if self.released or self.why_lost is not None:
+            return Phase.LOST
+        current = phase(self.trust, now=now)
+        if current is Phase.LOST:
+            self.lose(self._why_unproven(now))
+        elif current is not self._phase:
+            self._phase = current
+            if current is not Phase.HELD:
+                self.say(current.value, f"{self.trust.until - now:.1f} s left unless renewed")
+        return current
+
+    def confirm(self, sent: float, *, ttl: float) -> None:
+        """Take note of a renewal that the store confirmed. A lost lease stays lost."""
+        self.trust = trust(sent, ttl=ttl, ends=self.ends)
+        self.next_try = renew_due(self.trust)
+        self.say("renewed")
+
+    def lose(self, why: str) -> None:
+        """Declare the lease lost, once, and tell everybody who asked to be told."""
+        if self.released or self.why_lost is not None:
+            return
+        self.why_lost = why
+        self.say("lost", why)
+        for tell in self.on_loss:
+            tell()
+
+    def wakes(self) -> float:
+        """Return when the keeper must look at this hold again."""
+        return _NEVER if self.why_lost is not None else min(self.next_try, self.trust.until)
+
+    def say(self, what: str, detail: str = "") -> None:
+        """Emit an event about this lease."""
+        self._emit(LeaseEvent(what, self.name, self.token, detail))
+
+    def _why_unproven(self, now: float) -> str:
+        if self.ends is not None and now >= self.ends:
+            return "max_hold is used up"
+        return f"no renewal was confirmed for {now - self.trust.confirmed:.1f} s"
+
+
+class Charges:
+    """What a keeper has to look after, shared between it and the faces."""
+
+    def __init__(self, world: World) -> None:
+        self._holds: dict[str, Hold] = {}
+        self._ghosts: dict[tuple[str, str], tuple[int, float]] = {}
+        self._world = world
+        self._signal = world.signal()
+        self._wakes = _NEVER
+        self.stopped = False
+
+    def add(self, hold: Hold) -> None:
+        """Look after a hold from now on."""
+        self._holds[hold.nonce] = hold
+        if hold.wakes() < self._wakes:
+            self._signal.set()
+
+    def remove(self, hold: Hold) -> None:
+        """Forget a hold: it is released, or nobody refers to it any more."""
+        self._holds.pop(hold.nonce, None)
+
+    def abandon(self, name: str, nonce: str) -> None:
+        """Give back whatever that nonce may have been granted."""
+        self._ghosts[name, nonce] = (0, self._world.clocks.boottime())
+        self._signal.set()
+
+    def stop(self) -> None:
+        """Let the keeper end."""
+        self.stopped = True
+        self._signal.set()
+
+    def holds(self) -> list[Hold]:
+        """Return all that is held now."""
+        return list(self._holds.values())
+
+    def ghosts(self) -> list[tuple[tuple[str, str], tuple[int, float]]]:
+        """Return the nonces that may have been granted something nobody wants."""
+        return list(self._ghosts.items())
+
+    def reclaimed(self, key: tuple[str, str], *, tries: int, found: bool, now: float) -> None:
+        """Take note of one look for a ghost."""
+        if found or tries >= len(_RECLAIM_AFTER):
+            self._ghosts.pop(key, None)
+        else:
+            self._ghosts[key] = (tries, now + _RECLAIM_AFTER[tries])
+
+    async def rest(self) -> None:
+        """Wait until something is due, or something new came."""
+        self._signal.clear()
+        self._wakes = _NEVER  # from here on every add() signals, so that none falls in between
+        due = [hold.wakes() for hold in self.holds()] + [at for _, (_, at) in self.ghosts()]
+        self._wakes = min(due, default=_NEVER)
+        if not self.stopped and self._wakes > (now := self._world.clocks.boottime()):
+            await self._signal.wait(None if self._wakes == _NEVER else self._wakes - now)
+
+
+async def keep(
+    world: World, store: LeaseStore, charges: Charges, *, emit: Callable[[LeaseEvent], None]
+) -> None:
+    """Renew what is due and reclaim what is abandoned, until stopped."""
+    while not charges.stopped:
+        for key, (tries, at) in charges.ghosts():
+            if world.clocks.boottime() >= at:
+                await _reclaim(world, store, charges, key, tries, emit)
+        for hold in charges.holds():
+            if world.clocks.boottime() >= hold.wakes():
+                await renew(world, store, hold)
+        await charges.rest()
+
+
+async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
+    """Try to renew one hold once. Only the store's no is a loss; silence is one at the deadline."""
+    sent = world.clocks.boottime()
+    if hold.phase(sent) is Phase.LOST:
+        return
+    ttl = renewal_ttl(hold.ttl, now=sent, ends=hold.ends)
+    if ttl is None:  # max_hold: let it run out
+        hold.next_try = _NEVER
+        return
+    try:
+        grant = await store.renew(hold.name, nonce=hold.nonce, token=hold.token, ttl=ttl)
+    except LeaseLost as lost:
+        hold.lose(lost.reason)
+    except Exception as error:  # noqa: BLE001 -- whatever went wrong, the lease is not confirmed
+        hold.next_try = world.clocks.boottime() + retry_pause(hold.ttl)
+        hold.say("unconfirmed", str(error))
+        hold.phase(world.clocks.boottime())
+    else:
+        if hold.why_lost is None and not hold.released:
+            hold.confirm(sent, ttl=grant.ttl)
+
+
+async def _reclaim(
+    world: World,
+    store: LeaseStore,
+    charges: Charges,
+    key: tuple[str, str],
+    tries: int,
+    emit: Callable[[LeaseEvent], None],
+) -> None:
+    name, nonce = key
+    try:
+        await store.release(name, nonce=nonce)
+        found = True
+        emit(LeaseEvent("reclaimed", name))
+    except LeaseLost:  # not there, or not there yet: it is looked for again
+        found = False
+    except Exception as error:  # noqa: BLE001 -- the store is away: asked again, and then expiry helps
+        found = False
+        emit(LeaseEvent("unconfirmed", name, detail=str(error)))
+    charges.reclaimed(key, tries=tries + 1, found=found, now=world.clocks.boottime())

@@ -1,0 +1,214 @@
+"""What both faces share: the store, the keeper, what is held, and the rules about asking."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import NamedTuple
+
+from fencepost.errors import LeaseLost, Misuse, TokenRegressed
+from fencepost.flows.acquire import acquire
+from fencepost.flows.keep import Hold
+from fencepost.flows.release import release
+from fencepost.keeper import Keeper
+from fencepost.lease import Lease
+from fencepost.logs import log
+from fencepost.model.duration import positive, seconds
+from fencepost.model.event import LeaseEvent
+from fencepost.model.lease import Holder, View, checked_ttl
+from fencepost.model.name import checked, checked_namespace, permits
+from fencepost.stores.open import open_store
+from fencepost.version import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.model.duration import Duration
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+DEFAULT_URL = "sqlite:///fencepost.db"
+DEFAULT_TTL = "30s"
+
+
+class Wanted(NamedTuple):
+    """A checked request for a lease."""
+
+    name: str
+    names: tuple[str, ...]
+    ttl: float
+    wait: float
+    max_hold: float | None
+
+
+class Holding:
+    """The leases of one ``Fencepost`` or ``AsyncFencepost``."""
+
+    def __init__(
+        self,
+        store: str | Callable[[World, str], LeaseStore] | None,
+        *,
+        world: World,
+        namespace: str,
+        on_event: Callable[[LeaseEvent], None] | None,
+    ) -> None:
+        self.namespace = checked_namespace(namespace)
+        self._source = store or os.environ.get("FENCEPOST_URL") or DEFAULT_URL
+        self._world, self._on_event = world, on_event
+        self._store = self._open(world)
+        self._owners: dict[str, tuple[object, str]] = {}  # nonce -> who holds what
+        self._highest: dict[str, int] = {}
+        self._keeper = self._new_keeper()
+        _everywhere.add(self)
+
+    def wanted(
+        self,
+        name: str,
+        *,
+        ttl: Duration,
+        wait: Duration | None,
+        limit: int | None,
+        max_hold: Duration | None,
+    ) -> Wanted:
+        """Check a request before anything is asked of the store."""
+        name = checked(name)
+        if limit is not None and (
+            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
+        ):
+            raise Misuse(f"limit is {limit!r}: it must be a whole number of at least 1")
+        able = self._store.capabilities
+        wait_for = 0.0 if wait is None else seconds(wait, what="wait")
+        if wait_for < 0:
+            raise Misuse(f"wait is {wait!r}: it must not be negative")
+        return Wanted(
+            name=name,
+            names=(name,) if limit is None else tuple(permits(name, limit=limit)),
+            ttl=checked_ttl(ttl, shortest=able.shortest_ttl, longest=able.longest_ttl),
+            wait=wait_for,
+            max_hold=None if max_hold is None else positive(max_hold, what="max_hold"),
+        )
+
+    async def acquire(self, wanted: Wanted, *, owner: object) -> Lease:
+        """Acquire what is wanted, have it kept, and return it."""
+        alone = len(wanted.names) == 1
+        if wanted.wait and alone and (owner, wanted.name) in self._owners.values():
+            raise Misuse(
+                f"lease {wanted.name!r} is already held right here, so waiting for it would never "
+                "end: a lease is not re-entrant, pass it along instead"
+            )
+        holder = Holder(self._world.nonce(), _host(), os.getpid(), VERSION)
+        granted = await acquire(
+            self._world,
+            self._store,
+            wanted.names,
+            holder=holder,
+            ttl=wanted.ttl,
+            wait=wanted.wait,
+            abandon=self._keeper.abandon,
+        )
+        hold = Hold(
+            granted, nonce=holder.nonce, ttl=wanted.ttl, max_hold=wanted.max_hold, emit=self._emit
+        )
+        self._refuse_regression(hold)
+        self._keeper.add(hold)
+        self._owners[hold.nonce] = (owner, wanted.name)
+        hold.say("adopted" if granted.grant.adopted else "acquired")
+        return Lease(
+            hold,
+            namespace=self.namespace,
+            boottime=self._world.clocks.boottime,
+            drop=self._keeper.charges.remove,
+        )
+
+    async def release(self, lease: Lease) -> bool:
+        """Give a lease back; say whether it was still ours. Only its own process may."""
+        if lease.foreign:
+            raise LeaseLost(
+                lease.name,
+                token=lease.token,
+                reason="only the process that acquired it may release it",
+            )
+        hold = lease.hold
+        self._keeper.charges.remove(hold)
+        self._owners.pop(hold.nonce, None)
+        if hold.released:
+            return True
+        return await release(self._world, self._store, hold, abandon=self._keeper.abandon)
+
+    async def locks(self) -> list[View]:
+        """Return what is held in this namespace."""
+        return [view for view in await self._store.views() if view.held]
+
+    async def break_lock(self, name: str, *, token: int, reason: str, operator: str | None) -> int:
+        """Take a lease away from its holder and leave a record of it."""
+        if not reason.strip():
+            raise Misuse("a reason is needed to break a lock: the next person will want to know")
+        fresh = await self._store.break_(
+            name, token=token, reason=reason, operator=operator or _operator()
+        )
+        self._emit(LeaseEvent("broken", name, token, reason))
+        return fresh
+
+    async def close(self) -> None:
+        """Release what is still held, stop the keeper, close the store."""
+        for hold in self._keeper.charges.holds():
+            self._keeper.charges.remove(hold)
+            await release(self._world, self._store, hold, abandon=self._keeper.abandon)
+        await self._world.call(self._keeper.stop)
+        await self._store.close()
+        _everywhere.discard(self)
+
+    def after_fork(self) -> None:
+        """Begin anew in a forked child: nothing that the parent holds is ours."""
+        self._store.forget()
+        self._owners.clear()
+        self._keeper = self._new_keeper()
+
+    def _open(self, world: World) -> LeaseStore:
+        if callable(self._source):
+            return self._source(world, self.namespace)
+        return open_store(self._source, world, namespace=self.namespace)
+
+    def _new_keeper(self) -> Keeper:
+        return Keeper(self._open, clocks=self._world.clocks, emit=self._emit)
+
+    def _refuse_regression(self, hold: Hold) -> None:
+        highest = self._highest.get(hold.name, 0)
+        if hold.token <= highest:
+            self._keeper.abandon(hold.name, hold.nonce)
+            raise TokenRegressed(hold.name, token=hold.token, highest=highest)
+        self._highest[hold.name] = hold.token
+
+    def _emit(self, event: LeaseEvent) -> None:
+        log(event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:  # a subscriber's mistake must not end the keeper: say so, and go on
+                import logging
+
+                logging.getLogger("fencepost").exception("on_event failed for %r", event)
+
+
+_everywhere: weakref.WeakSet[Holding] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for holding in list(_everywhere):
+        holding.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _host() -> str:
+    return (
+        os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "unknown")
+    )
+
+
+def _operator() -> str:
+    user = os.environ.get("USER") or os.environ.get("USERNAME") or f"uid {os.getuid()}"
+    return f"{user}@{_host()}"

@@ -1,0 +1,68 @@
+"""The keeper is one OS thread with a store connection of its own; blocked loops and busy users cannot starve it."""
+
+from __future__ import annotations
+
+import threading
+
+from fencepost.flows.keep import Charges, keep
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.flows.keep import Hold
+    from fencepost.model.event import LeaseEvent
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import Clocks, World
+
+
+class Keeper:
+    """Starts when there is something to keep, and starts again should its thread have died."""
+
+    def __init__(
+        self,
+        open_store: Callable[[World], LeaseStore],
+        *,
+        clocks: Clocks,
+        emit: Callable[[LeaseEvent], None],
+    ) -> None:
+        self._open, self._emit = open_store, emit
+        self._world = BlockingWorld(clocks=clocks)
+        self._start_turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.charges = Charges(self._world)
+
+    def add(self, hold: Hold) -> None:
+        """Keep this lease from now on."""
+        self.charges.add(hold)
+        self._wake()
+
+    def abandon(self, name: str, nonce: str) -> None:
+        """Give back whatever that nonce may have been granted."""
+        self.charges.abandon(name, nonce)
+        self._wake()
+
+    def stop(self) -> None:
+        """End the thread and wait until it has ended."""
+        self.charges.stop()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            return
+        with self._start_turn:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=self._run, name="fencepost-keeper", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        store = self._open(self._world)
+        try:
+            finish(keep(self._world, store, self.charges, emit=self._emit))
+        finally:
+            finish(store.close())

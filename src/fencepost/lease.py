@@ -1,0 +1,148 @@
+"""The lease as user code sees it: a token, and an honest answer to "may I still?"."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+
+from fencepost.errors import LeaseLost
+from fencepost.fence import FENCING_RESOURCE, FENCING_TOKEN, admit, header_safe
+from fencepost.model.lease import Phase
+from fencepost.model.name import resource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.flows.keep import Hold
+
+
+class LostSignal(threading.Event):
+    """Set once the lease is lost. It looks at the clock by itself: a dead keeper cannot hide a loss."""
+
+    def __init__(self, hold: Hold, *, boottime: Callable[[], float]) -> None:
+        super().__init__()
+        self._hold, self._boottime = hold, boottime
+        hold.on_loss.append(self.set)
+
+    def is_set(self) -> bool:
+        """Say whether the lease is lost by now."""
+        self._hold.phase(self._boottime())
+        return self._hold.why_lost is not None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the lease is lost, at most ``timeout`` seconds; say whether it is."""
+        give_up = None if timeout is None else self._boottime() + timeout
+        while not self.is_set():
+            now = self._boottime()
+            if give_up is not None and now >= give_up:
+                return False
+            left = max(self._hold.trust.until - now, 0.001)
+            super().wait(left if give_up is None else min(left, give_up - now))
+        return True
+
+
+class Lease:
+    """A granted lease. Ask ``check()`` before each effect, and ``fence(conn)`` inside of it."""
+
+    def __init__(
+        self,
+        hold: Hold,
+        *,
+        namespace: str,
+        boottime: Callable[[], float],
+        drop: Callable[[Hold], None],
+    ) -> None:
+        self._hold, self._namespace, self._boottime, self._drop = hold, namespace, boottime, drop
+        self._pid = os.getpid()
+        self._lost: LostSignal | None = None
+
+    @property
+    def hold(self) -> Hold:
+        """What the keeper knows of this lease; for fencepost's own use."""
+        return self._hold
+
+    @property
+    def name(self) -> str:
+        """The name of the lease; for a semaphore that of the permit, such as ``uploads#2``."""
+        return self._hold.name
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every earlier holder of this name."""
+        return self._hold.token
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that the lease outlives its holder's last sign of life."""
+        return self._hold.ttl
+
+    @property
+    def phase(self) -> Phase:
+        """How far the lease can be believed in right now."""
+        return Phase.LOST if self.foreign else self._hold.phase(self._boottime())
+
+    @property
+    def lost(self) -> LostSignal:
+        """An event that is set once the lease is lost."""
+        if self._lost is None:
+            self._lost = LostSignal(self._hold, boottime=self._boottime)
+        return self._lost
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this object came here by a fork: then the lease is the parent's alone."""
+        return self._pid != os.getpid()
+
+    def remaining(self) -> float:
+        """Return for how many seconds the lease can be trusted without another renewal."""
+        if self.phase is Phase.LOST:
+            return 0.0
+        return max(0.0, self._hold.trust.until - self._boottime())
+
+    def check(self) -> None:
+        """Return if the lease can be trusted now; raise ``LeaseLost`` if not."""
+        if self.phase is Phase.LOST:
+            if self.foreign:
+                reason = "it belongs to the parent process, and a fork does not share it"
+            else:
+                reason = self._hold.why_lost or "it was released"
+            raise LeaseLost(self.name, token=self.token, reason=reason)
+
+    def fence(self, conn: object, *, resource: str | None = None) -> None:
+        """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.
+
+        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a write transaction. See docs/fencing.md.
+        """
+        admit(conn, resource=resource or self._resource(), token=self.token)
+        self.check()
+
+    def headers(self) -> dict[str, str]:
+        """Return headers by which another service can refuse a holder that woke up late."""
+        return {
+            FENCING_TOKEN: str(self.token),
+            FENCING_RESOURCE: header_safe(self._resource()),
+        }
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.name!r} token={self.token} {self.phase.value}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a lease cannot be pickled: pass its name and token, and fence with those")
+
+    def __del__(self) -> None:
+        hold = self._hold
+        if not (hold.released or hold.why_lost is not None or self.foreign):
+            # No I/O here. Without renewals the lease ends by itself, which is all that is left to do.
+            self._drop(hold)
+            warnings.warn(
+                f"lease {hold.name!r} was dropped without being released; it ends by itself in "
+                f"{hold.ttl:.0f} s at most",
+                ResourceWarning,
+                source=self,
+                stacklevel=1,
+            )
+
+    def _resource(self) -> str:
+        return resource(self._namespace, name=self.name)

@@ -1,0 +1,1 @@
+"""Where leases live, one file for each store. A store never imports another."""

@@ -1,0 +1,204 @@
+"""The reference: every store must be observably equal to this one. It lives as long as its process."""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseHeld, LeaseLost, TokenStale
+from fencepost.model.lease import (
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    Grant,
+    Holder,
+    Record,
+    Verdict,
+    View,
+    checked_ttl,
+    judge,
+    next_token,
+    why_lost,
+)
+from fencepost.model.name import well_formed
+from fencepost.stores.api import Capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.world.api import World
+
+_ERA = "this process"
+
+
+class MemoryShelf:
+    """What several ``MemoryStore`` objects of one process share: the records and a lock."""
+
+    def __init__(self, world: World) -> None:
+        self.clear(world)
+
+    def clear(self, world: World) -> None:
+        """Begin empty, with a lock that no thread of a parent process can be holding."""
+        self.turn = world.mutex()
+        self.records: dict[tuple[str, str], Record] = {}
+        self.highest = 0
+        self.breaks: list[tuple[str, str, int, int, str, str, float]] = []
+
+
+_SHELVES: dict[str, MemoryShelf] = {}
+
+
+def open_memory(world: World, address: str, *, namespace: str) -> MemoryStore:
+    """Open ``memory://NAME``: those who say the same name in one process share the leases."""
+    shelf = _SHELVES.setdefault(address, MemoryShelf(world))
+    return MemoryStore(world, shelf=shelf, namespace=namespace)
+
+
+class MemoryStore:
+    """Leases in a dictionary, under one lock, by one clock."""
+
+    capabilities = Capabilities(
+        keeps_time=True,
+        durable=False,
+        notices_death=False,
+        shared=False,
+        failover_safe=False,
+        fair=False,
+        shortest_ttl=SHORTEST_TTL,
+        longest_ttl=LONGEST_TTL,
+    )
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        shelf: MemoryShelf | None = None,
+        namespace: str = "default",
+        stopped: Callable[[Holder], bool] = lambda _: False,
+    ) -> None:
+        self._world, self._namespace = world, namespace
+        self._shelf = shelf or MemoryShelf(world)
+        self._stopped = stopped
+
+    async def acquire(self, name: str, *, holder: Holder, ttl: float) -> Grant:
+        """Grant the lease, adopt it, or say who has it."""
+        ttl, key = checked_ttl(ttl), self._key(name)
+        with self._shelf.turn:
+            now, record = self._world.clocks.boottime(), self._shelf.records.get(key)
+            verdict = judge(record, nonce=holder.nonce, now=now, era=_ERA)
+            if record is None or verdict is Verdict.FREE:
+                return self._grant(key, holder, ttl)
+            if verdict is Verdict.OURS:
+                self._shelf.records[key] = record._replace(expires=now + ttl, ttl=ttl)
+                return Grant(record.token, ttl, adopted=True)
+            if verdict is Verdict.SPENT:
+                raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
+            if self._stopped(record.holder):
+                return self._grant(key, holder, ttl)
+            raise LeaseHeld(
+                name,
+                holder=str(record.holder),
+                token=record.token,
+                expires_in=record.expires - now,
+                since=record.since,
+            )
+
+    async def renew(self, name: str, *, nonce: str, token: int, ttl: float) -> Grant:
+        """Move the end of the lease, if it is still ours."""
+        ttl, key = checked_ttl(ttl), self._key(name)
+        with self._shelf.turn:
+            now, record = self._world.clocks.boottime(), self._shelf.records.get(key)
+            reason = why_lost(record, nonce=nonce, token=token, now=now, era=_ERA)
+            if record is None or reason is not None:
+                raise LeaseLost(name, token=token, reason=str(reason))
+            self._shelf.records[key] = record._replace(
+                expires=now + ttl, ttl=ttl, beat=record.beat + 1
+            )
+            return Grant(token, ttl)
+
+    async def release(self, name: str, *, nonce: str, token: int | None = None) -> None:
+        """Give it back. The record stays: the next token must be higher."""
+        key = self._key(name)
+        with self._shelf.turn:
+            record = self._shelf.records.get(key)
+            ours = record is not None and record.holder.nonce == nonce
+            if record is None or not ours or (token is not None and record.token != token):
+                reason = why_lost(record, nonce=nonce, token=token or 0, now=0.0, era=_ERA)
+                raise LeaseLost(name, token=token or 0, reason=str(reason))
+            if record.held:
+                self._shelf.records[key] = record._replace(held=False, ended="it was released")
+
+    async def peek(self, name: str) -> View | None:
+        """Return who has it."""
+        with self._shelf.turn:
+            record = self._shelf.records.get(self._key(name))
+            return None if record is None else self._view(record)
+
+    async def views(self) -> list[View]:
+        """Return every lease of this namespace."""
+        with self._shelf.turn:
+            return [
+                self._view(record)
+                for (namespace, _), record in sorted(self._shelf.records.items())
+                if namespace == self._namespace
+            ]
+
+    async def break_(self, name: str, *, token: int, reason: str, operator: str) -> int:
+        """Take the lease away and leave a record of it."""
+        key = self._key(name)
+        with self._shelf.turn:
+            record = self._shelf.records.get(key)
+            if record is None or record.token != token:
+                raise TokenStale(name, token=token, highest=0 if record is None else record.token)
+            fresh, wall = self._next_token(), self._world.clocks.wall()
+            self._shelf.records[key] = record._replace(
+                token=fresh,
+                holder=record.holder._replace(nonce=""),
+                held=False,
+                ended=f"it was broken by {operator}: {reason}",
+            )
+            self._shelf.breaks.append((*key, token, fresh, reason, operator, wall))
+            return fresh
+
+    async def line(self, name: str) -> None:
+        """Have no line: asking again costs nothing here."""
+
+    def forget(self) -> None:
+        """Keep nothing of a parent's: a forked copy of a dictionary is nobody's lease."""
+        self._shelf.clear(self._world)
+
+    async def close(self) -> None:
+        """Have nothing to close."""
+
+    def _grant(self, key: tuple[str, str], holder: Holder, ttl: float) -> Grant:
+        token, now = self._next_token(), self._world.clocks.boottime()
+        self._shelf.records[key] = Record(
+            name=key[1],
+            token=token,
+            holder=holder,
+            held=True,
+            era=_ERA,
+            expires=now + ttl,
+            ttl=ttl,
+            since=self._world.clocks.wall(),
+        )
+        return Grant(token, ttl)
+
+    def _next_token(self) -> int:
+        wall_us = int(self._world.clocks.wall() * 1e6)
+        self._shelf.highest = next_token(self._shelf.highest, store_us=wall_us)
+        return self._shelf.highest
+
+    def _view(self, record: Record) -> View:
+        left = record.expires - self._world.clocks.boottime()
+        held = record.held and left > 0
+        return View(
+            record.name,
+            record.token,
+            held,
+            record.holder,
+            record.since,
+            left if held else 0.0,
+            None,
+            record.ended,
+        )
+
+    def _key(self, name: str) -> tuple[str, str]:
+        return self._namespace, well_formed(name)

@@ -1,0 +1,64 @@
+"""A URL becomes a store, or one sentence that says what is wrong with it. Passwords are never shown."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import NamedTuple
+
+from fencepost.errors import BadUrl, MissingExtra
+from fencepost.model.name import checked_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+
+class Scheme(NamedTuple):
+    """Where the opener of a kind of store is found, and which extra installs what it imports."""
+
+    module: str
+    opener: str
+    extra: str | None = None
+
+
+_SCHEMES = {
+    "memory": Scheme("fencepost.stores.memory", "open_memory"),
+    "sqlite": Scheme("fencepost.stores.sqlite", "open_sqlite"),
+}
+
+
+def register_store(scheme: str, module: str, *, opener: str, extra: str | None = None) -> None:
+    """Teach ``Fencepost`` a kind of URL: ``opener(world, address, namespace=…)`` in ``module``."""
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        raise BadUrl(
+            f"{scheme!r} cannot be a URL scheme: lower-case letters, digits, '+', '.', '-'"
+        )
+    _SCHEMES[scheme] = Scheme(module, opener, extra)
+
+
+def open_store(url: str, world: World, *, namespace: str) -> LeaseStore:
+    """Open the store that ``url`` names."""
+    namespace = checked_namespace(namespace)
+    scheme, separator, address = url.partition("://")
+    found = _SCHEMES.get(scheme)
+    if not separator or found is None:
+        known = ", ".join(f"{name}://" for name in sorted(_SCHEMES))
+        raise BadUrl(f"{redacted(url)!r} is not a store URL: it must begin with one of {known}")
+    try:
+        module = importlib.import_module(found.module)
+    except ModuleNotFoundError as error:
+        if found.extra is None:
+            raise
+        raise MissingExtra(f"{scheme}:// ({error.name} is missing)", extra=found.extra) from error
+    opener: Callable[..., LeaseStore] = getattr(module, found.opener)
+    return opener(world, address, namespace=namespace)
+
+
+def redacted(url: str) -> str:
+    """Return a URL that may be shown: without password, and without options that could hold one."""
+    without_password = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    return re.sub(r"([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*", r"\1***", without_password)

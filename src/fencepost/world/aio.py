@@ -1,0 +1,122 @@
+"""The asyncio world: doors suspend on the running loop; blocking calls run in a few threads."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from fencepost.world.clocks import SystemClocks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from fencepost.world.api import Clocks, Flow, T
+
+
+class AioSignal:
+    """A flag that any thread may raise and tasks of one loop wait for."""
+
+    def __init__(self) -> None:
+        self._up = False
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def set(self) -> None:
+        """Raise the flag; safe from any thread."""
+        self._up = True
+        for loop, event in list(self._waiting):
+            loop.call_soon_threadsafe(event.set)
+
+    def clear(self) -> None:
+        """Lower the flag."""
+        self._up = False
+
+    async def wait(self, timeout: float | None) -> bool:
+        """Suspend this task until the flag is up, or ``timeout`` has passed."""
+        event = asyncio.Event()
+        waiting = (asyncio.get_running_loop(), event)
+        self._waiting.add(waiting)
+        try:
+            if not self._up:  # asked after joining, so that a set() in between is not missed
+                async with asyncio.timeout(timeout):
+                    await event.wait()
+        except TimeoutError:
+            return self._up
+        finally:
+            self._waiting.discard(waiting)
+        return True
+
+
+class AioWorld:
+    """Tasks of an asyncio loop, and threads for what can only block."""
+
+    def __init__(self, *, clocks: Clocks | None = None) -> None:
+        self.clocks: Clocks = clocks or SystemClocks()
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="fencepost-call")
+        self._pid = os.getpid()
+
+    def nonce(self) -> str:
+        """Return 128 random bits as text."""
+        return os.urandom(16).hex()
+
+    def dice(self) -> float:
+        """Return a number for jitter."""
+        return int.from_bytes(os.urandom(4)) / 2**32
+
+    def mutex(self) -> AbstractContextManager[object]:
+        """Return a lock between the threads that ``call`` uses."""
+        return threading.Lock()
+
+    def signal(self) -> AioSignal:
+        """Return a lowered flag."""
+        return AioSignal()
+
+    async def sleep(self, seconds: float) -> None:
+        """Suspend this task."""
+        await asyncio.sleep(seconds)
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """Run ``function`` in a thread, to its end.
+
+        A cancelled caller waits for that end: until then nobody could say whether the statement
+        was carried out, and a grant that arrives after its janitor would stay for a whole ttl.
+        """
+        if self._pid != os.getpid():  # a fork left the threads behind
+            self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="fencepost-call")
+            self._pid = os.getpid()
+        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            while not future.done():
+                try:
+                    await asyncio.wait([future])
+                except asyncio.CancelledError:
+                    continue  # the first cancellation is already on its way
+            if not future.cancelled():
+                future.exception()  # the caller is gone; mark it as seen
+            raise
+
+    async def readable(self, fd: int, timeout: float) -> bool:
+        """Suspend this task until ``fd`` can be read."""
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(fd, ready.set)
+        try:
+            async with asyncio.timeout(max(0.0, timeout)):
+                await ready.wait()
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(fd)
+        return True
+
+    async def together(self, *flows: Flow[T]) -> list[T]:
+        """Run each flow as a task."""
+        return list(await asyncio.gather(*flows))
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._threads.shutdown(wait=False)

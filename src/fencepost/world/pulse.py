@@ -1,0 +1,136 @@
+"""A pulse is a file that a living process keeps locked; the kernel lets go of it at death, never later.
+
+A process has one pulse file for each database file, under a name nobody else will ever use, and
+takes its ``flock`` before its first lease is written. Whoever finds a lease may probe the
+holder's file: if the lock can be had, every process that shared it is gone. Anything else (no
+file, another inode, no link) means *unknown*, and unknown means: wait for the lease to end.
+
+``flock`` belongs to the open file, not to the process: a forked child that closes its copy takes
+nothing away from its parent. It must close it, though, or it would vouch for a dead parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover -- Windows has no flock: deaths are noticed by expiry only
+    fcntl = None  # type: ignore[assignment]
+
+_SUFFIX = ".pulse"
+_pulses: list[Pulse] = []
+
+
+class Pulse:
+    """This process's sign of life in one folder, and the means to feel those of others."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.possible = fcntl is not None
+        self.fd = -1
+        self.name = ""
+        self.inode = ""
+        self.leases: set[str] = set()
+        self._pid = 0
+        _pulses.append(self)
+
+    def beat(self, nonce: str) -> tuple[str, str]:
+        """Make sure that this process's file exists and is locked; return its name and inode.
+
+        Where the system has no ``flock`` both are empty, which nobody can mistake for a pulse.
+        """
+        if fcntl is None:
+            return "", ""
+        if self._pid != os.getpid():
+            self.drop()
+        if self.fd < 0 or not self._linked():
+            self._start(nonce)
+        return self.name, self.inode
+
+    def stopped(self, name: str, inode: str) -> bool:
+        """Say whether every process behind that pulse is certainly gone. In doubt: no."""
+        if fcntl is None or not name or name == self.name:
+            return False
+        try:
+            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            status = os.fstat(fd)
+            if _inode(status) != inode or status.st_nlink < 1:
+                return False
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return True
+        finally:
+            os.close(fd)
+
+    def sweep(self, *, keep: set[str]) -> None:
+        """Remove the files of dead processes, except those that leases still refer to."""
+        for entry in os.listdir(self.folder):
+            if entry.endswith(_SUFFIX) and entry not in keep and entry != self.name:
+                try:
+                    inode = _inode(os.stat(self._path(entry)))
+                    if self.stopped(entry, inode):
+                        os.unlink(self._path(entry))
+                except FileNotFoundError:
+                    continue  # another sweeper was quicker
+
+    def end(self) -> None:
+        """Remove this process's file, unless a lease still leans on it.
+
+        With leases it stays, locked, until the process is gone: closing it any earlier would tell
+        everybody that their holder is dead.
+        """
+        if self.fd >= 0 and self._pid == os.getpid() and not self.leases:
+            if self._linked():
+                os.unlink(self._path(self.name))
+            self.drop()
+
+    def drop(self) -> None:
+        """Close this process's copy without unlocking: what a forked child does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd, self.name, self.inode, self._pid = -1, "", "", 0
+        self.leases = set()
+
+    def _start(self, nonce: str) -> None:
+        self.drop()
+        while True:
+            name = nonce + _SUFFIX
+            fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # A sweeper may hold the shared lock for a moment, and may then remove the file.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            status = os.fstat(fd)
+            if status.st_nlink >= 1:
+                self.fd, self.name, self.inode = fd, name, _inode(status)
+                self._pid = os.getpid()
+                return
+            os.close(fd)
+
+    def _linked(self) -> bool:
+        """Say whether the file is still where others look for it."""
+        try:
+            return _inode(os.stat(self._path(self.name))) == self.inode
+        except FileNotFoundError:
+            return False
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.folder, name)
+
+
+def _end_all() -> None:
+    """Leave no file behind. A process that exits with leases leaves theirs, unlocked: it is dead."""
+    for pulse in _pulses:
+        pulse.end()
+
+
+atexit.register(_end_all)
+
+
+def _inode(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}"

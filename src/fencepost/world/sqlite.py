@@ -1,0 +1,205 @@
+"""The door to one SQLite file: one connection, short transactions, and errors that say what is true.
+
+SQLite's own busy handler sleeps up to 100 ms between tries, which starves some writers for a
+second. Here a busy file is tried again every few hundred microseconds until ``patience`` is used
+up. What came too late is then known not to have happened.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from fencepost.world.api import World
+
+    T = TypeVar("T")
+
+OLDEST = (3, 35, 0)
+PATIENCE = 5.0
+
+# Connections that a fork carried into this process. Using them would corrupt the file, and even
+# closing them runs SQLite code on locks that belong to the parent: so they are kept, untouched.
+_carried_over: list[sqlite3.Connection] = []
+
+
+class SqliteFile:
+    """A database file as this process may use it, from any thread, one at a time."""
+
+    def __init__(self, world: World, path: str, *, set_up: Callable[[sqlite3.Connection], None]):
+        self.path = path
+        self._world, self._set_up = world, set_up
+        self._turn = world.mutex()
+        self._connection: sqlite3.Connection | None = None
+        self._durable = True
+        refuse_old(sqlite3.sqlite_version_info)
+
+    def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
+        """Run ``work`` outside of any transaction: for a single statement that reads."""
+        with self._turn:
+            return self._until_free(self._open(patience), work, patience)
+
+    def write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        *,
+        durable: bool,
+        patience: float = PATIENCE,
+    ) -> T:
+        """Run ``work`` inside of one write transaction and commit it.
+
+        ``durable`` commits survive a power cut; the others survive any crash of a process. The
+        clock is for ``work`` to read: the wait for the file may have taken seconds.
+        """
+        with self._turn:
+            connection = self._open(patience)
+            self._be_durable(connection, durable)
+            self._until_free(connection, _begin, patience)
+            try:
+                result = work(connection)
+            except BaseException as error:
+                _roll_back(connection)
+                if isinstance(error, sqlite3.Error):
+                    raise self._told(error) from error
+                raise
+            self._commit(connection, patience)
+            return result
+
+    def write_one(
+        self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE
+    ) -> T:
+        """Run one writing statement that is its own transaction, and need not survive a power cut."""
+        with self._turn:
+            connection = self._open(patience)
+            self._be_durable(connection, False)
+            return self._until_free(connection, work, patience)
+
+    def forget(self) -> None:
+        """Start anew in a forked child, without touching what belongs to the parent."""
+        if self._connection is not None:
+            _carried_over.append(self._connection)
+        self._connection = None
+        self._turn = self._world.mutex()
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        with self._turn:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self, patience: float) -> sqlite3.Connection:
+        if self._connection is not None:
+            return self._connection
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=0, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise self._told(error) from error
+        try:
+            self._until_free(connection, _configure, patience)
+            self._until_free(connection, self._set_up, patience)
+        except BaseException:
+            connection.close()
+            raise
+        self._durable = True
+        self._connection = connection
+        return connection
+
+    def _be_durable(self, connection: sqlite3.Connection, durable: bool) -> None:  # noqa: FBT001
+        if durable is not self._durable:
+            connection.execute("PRAGMA synchronous=" + ("FULL" if durable else "NORMAL"))
+            self._durable = durable
+
+    def _until_free(
+        self,
+        connection: sqlite3.Connection,
+        work: Callable[[sqlite3.Connection], T],
+        patience: float,
+    ) -> T:
+        """Run ``work``, and again while others keep the file busy, until ``patience`` is used up."""
+        give_up, pause = time.monotonic() + patience, 0.0002
+        while True:
+            try:
+                return work(connection)
+            except sqlite3.OperationalError as error:
+                if connection.in_transaction:
+                    _roll_back(connection)
+                if not _busy(error) or time.monotonic() >= give_up:
+                    raise self._told(error) from error
+            except sqlite3.Error as error:
+                raise self._told(error) from error
+            time.sleep(pause * (0.5 + self._world.dice()))
+            pause = min(pause * 1.5, 0.005)
+
+    def _commit(self, connection: sqlite3.Connection, patience: float) -> None:
+        give_up = time.monotonic() + patience
+        while True:
+            try:
+                connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                if _busy(error) and connection.in_transaction and time.monotonic() < give_up:
+                    time.sleep(0.001)  # still open and nothing decided: ask again
+                    continue
+                if connection.in_transaction:  # not committed, and now it never will be
+                    _roll_back(connection)
+                    raise self._told(error) from error
+                raise OutcomeUnknown(f"{self.path!r} failed while committing: {error}") from error
+            return
+
+    def _told(self, error: sqlite3.Error) -> Exception:
+        """Return what a driver's error means for the caller."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return StoreUnavailable(f"{self.path!r} is busy: another process keeps it locked")
+        if code == sqlite3.SQLITE_FULL:
+            return StoreUnavailable(f"the disk of {self.path!r} is full: free some space")
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
+            return Misuse(f"{self.path!r} cannot be written: {error}; check its permissions")
+        if code == sqlite3.SQLITE_CANTOPEN:
+            return BadUrl(
+                f"{self.path!r} cannot be opened: does its folder exist, and may you write there?"
+            )
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            return Misuse(f"{self.path!r} is not a healthy SQLite file: {error}")
+        if code == sqlite3.SQLITE_ERROR:
+            return Misuse(f"the tables in {self.path!r} are not what fencepost left there: {error}")
+        return StoreUnavailable(f"{self.path!r}: {error}")
+
+
+def refuse_old(version: tuple[int, ...]) -> None:
+    """Raise if this SQLite lacks what the store relies on."""
+    if version < OLDEST:
+        found, needed = (".".join(map(str, v)) for v in (version, OLDEST))
+        raise Misuse(
+            f"SQLite {found} is too old: {needed} or newer is needed; use a newer Python build"
+        )
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+    if mode not in ("wal", "memory"):
+        connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA trusted_schema=OFF")
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _busy(error: sqlite3.Error) -> bool:
+    code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
