@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from fencepost.version import VERSION as __version__
+from fencepost.version import VERSION as __version__  # noqa: N811 -- the name tools look for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

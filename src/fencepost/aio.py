@@ -1,4 +1,4 @@
-"""The asyncio face: ``AsyncFencepost``. Each method is one line over a flow; ``blocking.py`` is its twin."""
+"""The asyncio face: ``AsyncFencepost``, the twin of ``blocking.py``, over the same flows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
+    from typing import Any, Self
 
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class AsyncLock:
-    """A lease to be had: ``async with`` it, or ``acquire`` and ``release`` by hand. For any number of tasks."""
+    """A lease to be had by any number of tasks: ``async with``, or ``acquire`` and ``release``."""
 
     def __init__(self, holding: Holding, wanted: Wanted) -> None:
         self._holding, self._wanted = holding, wanted
@@ -97,7 +97,8 @@ class AsyncFencepost:
     """Leases, and later jobs, on the store that ``url`` names, for asyncio.
 
     The same contract as ``Fencepost``. Leases are renewed from a thread, so a blocked event loop
-    does not lose them; a task whose lease is lost is cancelled, and leaves its block with ``LeaseLost``.
+    does not lose them. A task whose lease is lost is cancelled, and leaves its block with
+    ``LeaseLost``.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class AsyncFencepost:
         limit: int | None = None,
         max_hold: Duration | None = None,
     ) -> AsyncLock:
-        """Return a lock to enter; entering raises ``LeaseHeld`` if it cannot be had within ``wait``.
+        """Return a lock; entering it raises ``LeaseHeld`` if it cannot be had within ``wait``.
 
         It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
         """
@@ -142,7 +143,7 @@ class AsyncFencepost:
         await self._holding.close()
         self._world.close()
 
-    async def __aenter__(self) -> AsyncFencepost:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
+    from typing import Self
 
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Lock:
-    """A lease to be had: ``with`` it, or ``acquire`` and ``release`` by hand. For any number of threads."""
+    """A lease to be had, by any number of threads: ``with`` it, or ``acquire`` and ``release``."""
 
     def __init__(self, holding: Holding, wanted: Wanted) -> None:
         self._holding, self._wanted = holding, wanted
@@ -80,7 +81,7 @@ class Fencepost:
         limit: int | None = None,
         max_hold: Duration | None = None,
     ) -> Lock:
-        """Return a lock to enter; entering raises ``LeaseHeld`` if it cannot be had within ``wait``.
+        """Return a lock; entering it raises ``LeaseHeld`` if it cannot be had within ``wait``.
 
         It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
         """
@@ -99,7 +100,7 @@ class Fencepost:
         """Release what is still held and close the store."""
         finish(self._holding.close())
 
-    def __enter__(self) -> Fencepost:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,8 @@ FencepostError
 ├── Lost               it was ours, no more    LeaseLost
 ├── OutcomeUnknown     it may have happened    ask again with the same nonce
 ├── StoreUnavailable   it did not happen       worth asking again
-└── Misuse             your code or config     BadName  BadDuration  BadUrl  MissingExtra  FenceMisused
+└── Misuse             your code or config     BadName  BadDuration  BadUrl
+                                                   MissingExtra  FenceMisused
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class FencepostError(Exception):
 
 
 class Refused(FencepostError):
-    """Nothing was changed, and asking again unchanged may succeed only if the world changes first."""
+    """Nothing was changed. Asking again can only succeed once others have moved on."""
 
 
 class Lost(FencepostError):
@@ -71,7 +72,7 @@ class TokenRegressed(Refused):
 
 
 class LeaseLost(Lost):
-    """The lease is no longer ours, or can no longer be proven to be. Stop before the next effect."""
+    """The lease is not ours any more, or cannot be proven to be. Stop before the next effect."""
 
     def __init__(self, name: str, *, token: int, reason: str) -> None:
         super().__init__(f"lease {name!r} (token {token}) is lost: {reason}")

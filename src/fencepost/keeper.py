@@ -1,4 +1,4 @@
-"""The keeper is one OS thread with a store connection of its own; blocked loops and busy users cannot starve it."""
+"""The keeper is one OS thread with its own store connection, which no event loop can starve."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LostSignal(threading.Event):
-    """Set once the lease is lost. It looks at the clock by itself: a dead keeper cannot hide a loss."""
+    """Set once the lease is lost. It looks at the clock by itself: no dead keeper can hide it."""
 
     def __init__(self, hold: Hold, *, boottime: Callable[[], float]) -> None:
         super().__init__()
@@ -113,7 +113,8 @@ class Lease:
     def fence(self, conn: object, *, resource: str | None = None) -> None:
         """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.
 
-        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a write transaction. See docs/fencing.md.
+        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a write transaction; see
+        docs/fencing.md.
         """
         admit(conn, resource=resource or self._resource(), token=self.token)
         self.check()
@@ -134,7 +135,7 @@ class Lease:
     def __del__(self) -> None:
         hold = self._hold
         if not (hold.released or hold.why_lost is not None or self.foreign):
-            # No I/O here. Without renewals the lease ends by itself, which is all that is left to do.
+            # No I/O here: without renewals the lease ends by itself, and that must do.
             self._drop(hold)
             warnings.warn(
                 f"lease {hold.name!r} was dropped without being released; it ends by itself in "

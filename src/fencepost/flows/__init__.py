@@ -1,4 +1,4 @@
-"""The protocols, each written once as ``async def`` over a world. They gather facts, ask the model, and act.
+"""The protocols, each written once as ``async def``: they gather facts, ask the model, and act.
 
 The rules of a flow: it awaits only the world, a store or another flow; it never catches
 ``BaseException``; each loop has a stop or a bound; *outcome unknown* is never taken for *refused*.

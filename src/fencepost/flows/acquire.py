@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnavailable
-from fencepost.model.lease import Grant, Holder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fencepost.model.lease import Grant, Holder
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from fencepost.world.api import World
 
 _NEVER = float("inf")
-# When to look for a grant nobody waits for any more: now, and again in case it was still on its way.
+# When to look for a grant nobody waits for any more: now, and again while it may be on its way.
 _RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
 
 
 class Hold:
-    """One granted lease as its holder knows it. The keeper writes ``trust``; anybody may read it."""
+    """One granted lease as its holder knows it. The keeper writes ``trust``; anybody reads it."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Values and decisions: no I/O, no clock, no dice. Everything here is a function of its arguments."""
+"""Values and decisions: functions of their arguments, without I/O, clocks or dice."""

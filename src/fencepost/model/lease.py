@@ -1,4 +1,4 @@
-"""A lease is a right that ends by itself; here is its arithmetic, and nothing that can be tampered with by time.
+"""A lease is a right that ends by itself; this is its arithmetic.
 
 Two clocks meet here and are never mixed. The *store's* clock decides when a lease ends; a
 ``Record`` is read against it. The *holder's* boot-time clock decides how long the holder may
@@ -117,7 +117,9 @@ def judge(record: Record | None, *, nonce: str, now: float, era: str) -> Verdict
     return Verdict.OURS if record.holder.nonce == nonce else Verdict.HELD
 
 
-def why_lost(record: Record | None, *, nonce: str, token: int, now: float, era: str) -> str | None:
+def why_lost(  # noqa: PLR0911 -- one line for each way to lose
+    record: Record | None, *, nonce: str, token: int, now: float, era: str
+) -> str | None:
     """Say why (nonce, token) no longer holds the lease, or None if it still does.
 
     A lease past its end is lost even if nobody has taken it yet: past means past.
@@ -209,6 +211,6 @@ def renewal_ttl(ttl: float, *, now: float, ends: float | None) -> float | None:
 
 
 def stop_times(held: Trust) -> tuple[float, float]:
-    """Return when a command is asked to stop and when it is killed: both before others may start."""
+    """Return when a command is asked to stop and when killed: both before others may start."""
     kill = min(held.confirmed + 0.8 * held.ttl, held.until)
     return min(held.confirmed + 0.5 * held.ttl, kill), kill

@@ -1,4 +1,4 @@
-"""Names of leases and namespaces: what may be one, and how the permits of a semaphore are called."""
+"""Names: what may be one, and what the permits of a semaphore are called."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class LeaseStore(Protocol):
         """Move the end of the lease to ``ttl`` from now, or raise ``LeaseLost``."""
 
     async def release(self, name: str, *, nonce: str, token: int | None = None) -> None:
-        """Give the lease back, if this nonce has it. Again is fine; ``LeaseLost`` if others have it.
+        """Give the lease back if this nonce has it. Twice is fine; ``LeaseLost`` if others have it.
 
         Without a token it serves a caller who never learned what it was granted.
         """

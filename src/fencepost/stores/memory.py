@@ -1,4 +1,4 @@
-"""The reference: every store must be observably equal to this one. It lives as long as its process."""
+"""The reference: every store must be observably equal to this one, which is a dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A URL becomes a store, or one sentence that says what is wrong with it. Passwords are never shown."""
+"""A URL becomes a store, or a sentence that says what is wrong with it and shows no password."""
 
 from __future__ import annotations
 

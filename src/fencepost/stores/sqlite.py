@@ -356,11 +356,12 @@ class SqliteStore:
         if row is None or row.record.token != token:
             raise TokenStale(name, token=token, highest=0 if row is None else row.record.token)
         wall_us = _us(self._world.clocks.wall())
+        fresh = next_token(highest, store_us=wall_us)
         values = {
             "namespace": self._namespace,
             "name": name,
             "token": token,
-            "new_token": next_token(highest, store_us=wall_us),
+            "new_token": fresh,
             "holder": str(row.record.holder),
             "operator": operator,
             "reason": reason,
@@ -369,8 +370,8 @@ class SqliteStore:
         }
         db.execute(_BREAK, values)
         db.execute(_RECORD_BREAK, values)
-        db.execute(_RAISE_TOKEN, {"token": values["new_token"]})
-        return int(values["new_token"])
+        db.execute(_RAISE_TOKEN, {"token": fresh})
+        return fresh
 
     def _close(self) -> None:
         self._file.close()

@@ -1,1 +1,1 @@
-"""The doors to the machine. Nothing outside of this folder asks for time, threads, files or dice."""
+"""The doors to the machine: no flow or store asks for time, threads or dice elsewhere."""

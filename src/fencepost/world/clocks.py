@@ -33,7 +33,7 @@ class SystemClocks:
             return time.monotonic()
 
     def era(self) -> str | None:
-        """Return the kernel's boot id, or None where instants of two processes cannot be compared."""
+        """Return the kernel's boot id, or None where two processes' instants cannot be compared."""
         if not self._asked:
             self._era = _boot_id() if hasattr(time, "CLOCK_BOOTTIME") else None
             self._asked = True
@@ -49,7 +49,7 @@ class SystemClocks:
 
 def _boot_id() -> str | None:
     try:
-        with open(_BOOT_ID, encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs 5 ms at start
+        with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip() or None
     except OSError:
         return None

@@ -10,10 +10,12 @@ import os
 
 from fencepost.errors import BadUrl
 
-LOCAL = frozenset(
-    "ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs overlay bcachefs jfs reiserfs nilfs2 ubifs "
-    "rootfs ecryptfs".split()
-)
+# fmt: off
+LOCAL = frozenset({
+    "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "rootfs",
+    "bcachefs", "jfs", "reiserfs", "nilfs2", "ubifs", "ecryptfs",
+})
+# fmt: on
 
 
 def refuse_shared(path: str) -> None:
@@ -21,7 +23,7 @@ def refuse_shared(path: str) -> None:
     kind = file_system(os.path.dirname(os.path.abspath(path)))
     if kind is not None and kind not in LOCAL:
         raise BadUrl(
-            f"{path!r} is on {kind}, which another machine might write to as well: keep the file on "
+            f"{path!r} is on {kind}, which other machines might write to: keep the file on "
             "a local disk, or use a database server (?trust_filesystem=1 if you know better)"
         )
 
@@ -29,7 +31,7 @@ def refuse_shared(path: str) -> None:
 def file_system(folder: str) -> str | None:
     """Return the type of the file system that holds ``folder``; None where nobody can tell."""
     try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read().splitlines()
     except FileNotFoundError:
         return None
@@ -42,7 +44,7 @@ def type_in(mountinfo: list[str], *, folder: str) -> str | None:
     for line in mountinfo:
         left, _, right = line.partition(" - ")
         point = left.split(" ")[4].encode().decode("unicode_escape")  # \040 is a space
-        around = point == "/" or folder == point or folder.startswith(point + "/")
+        around = point in ("/", folder) or folder.startswith(point + "/")
         if around and len(point) >= best:
             best, kind = len(point), right.split(" ")[0]
     return kind

@@ -1,4 +1,4 @@
-"""A pulse is a file that a living process keeps locked; the kernel lets go of it at death, never later.
+"""A pulse is a file that a living process keeps locked; at its death the kernel lets go of it.
 
 A process has one pulse file for each database file, under a name nobody else will ever use, and
 takes its ``flock`` before its first lease is written. Whoever finds a lease may probe the
@@ -14,17 +14,22 @@ from __future__ import annotations
 import atexit
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+fcntl: Any
 try:
     import fcntl
-except ImportError:  # pragma: no cover -- Windows has no flock: deaths are noticed by expiry only
-    fcntl = None  # type: ignore[assignment]
+except ImportError:  # Windows has no flock: deaths are noticed by expiry only
+    fcntl = None
 
 _SUFFIX = ".pulse"
 _pulses: list[Pulse] = []
 
 
 class Pulse:
-    """This process's sign of life in one folder, and the means to feel those of others."""
+    """Our process's sign of life in one folder, and the means to feel those of others."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -124,7 +129,7 @@ class Pulse:
 
 
 def _end_all() -> None:
-    """Leave no file behind. A process that exits with leases leaves theirs, unlocked: it is dead."""
+    """Leave no file behind, but for a process that exits with leases: its file says it is dead."""
     for pulse in _pulses:
         pulse.end()
 

@@ -1,4 +1,4 @@
-"""The door to one SQLite file: one connection, short transactions, and errors that say what is true.
+"""The door to one SQLite file: one connection, short transactions, errors that say what is true.
 
 SQLite's own busy handler sleeps up to 100 ms between tries, which starves some writers for a
 second. Here a busy file is tried again every few hundred microseconds until ``patience`` is used
@@ -32,7 +32,9 @@ _carried_over: list[sqlite3.Connection] = []
 class SqliteFile:
     """A database file as this process may use it, from any thread, one at a time."""
 
-    def __init__(self, world: World, path: str, *, set_up: Callable[[sqlite3.Connection], None]):
+    def __init__(
+        self, world: World, path: str, *, set_up: Callable[[sqlite3.Connection], None]
+    ) -> None:
         self.path = path
         self._world, self._set_up = world, set_up
         self._turn = world.mutex()
@@ -59,7 +61,7 @@ class SqliteFile:
         """
         with self._turn:
             connection = self._open(patience)
-            self._be_durable(connection, durable)
+            self._be_durable(connection, durable=durable)
             self._until_free(connection, _begin, patience)
             try:
                 result = work(connection)
@@ -74,10 +76,10 @@ class SqliteFile:
     def write_one(
         self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE
     ) -> T:
-        """Run one writing statement that is its own transaction, and need not survive a power cut."""
+        """Run one writing statement as its own transaction, which need not survive a power cut."""
         with self._turn:
             connection = self._open(patience)
-            self._be_durable(connection, False)
+            self._be_durable(connection, durable=False)
             return self._until_free(connection, work, patience)
 
     def forget(self) -> None:
@@ -113,7 +115,7 @@ class SqliteFile:
         self._connection = connection
         return connection
 
-    def _be_durable(self, connection: sqlite3.Connection, durable: bool) -> None:  # noqa: FBT001
+    def _be_durable(self, connection: sqlite3.Connection, *, durable: bool) -> None:
         if durable is not self._durable:
             connection.execute("PRAGMA synchronous=" + ("FULL" if durable else "NORMAL"))
             self._durable = durable
@@ -124,7 +126,7 @@ class SqliteFile:
         work: Callable[[sqlite3.Connection], T],
         patience: float,
     ) -> T:
-        """Run ``work``, and again while others keep the file busy, until ``patience`` is used up."""
+        """Run ``work``, and again while others keep the file busy and ``patience`` lasts."""
         give_up, pause = time.monotonic() + patience, 0.0002
         while True:
             try:
@@ -154,7 +156,7 @@ class SqliteFile:
                 raise OutcomeUnknown(f"{self.path!r} failed while committing: {error}") from error
             return
 
-    def _told(self, error: sqlite3.Error) -> Exception:
+    def _told(self, error: sqlite3.Error) -> Exception:  # noqa: PLR0911 -- a table of codes
         """Return what a driver's error means for the caller."""
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
