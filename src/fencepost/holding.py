@@ -32,6 +32,11 @@ DEFAULT_URL = "sqlite:///fencepost.db"
 DEFAULT_TTL = "30s"
 
 
+def default_url() -> str:
+    """Return the URL for those who give none."""
+    return os.environ.get("FENCEPOST_URL") or DEFAULT_URL
+
+
 class Wanted(NamedTuple):
     """A checked request for a lease."""
 
@@ -54,7 +59,7 @@ class Holding:
         on_event: Callable[[LeaseEvent], None] | None,
     ) -> None:
         self.namespace = checked_namespace(namespace)
-        self._source = store or os.environ.get("FENCEPOST_URL") or DEFAULT_URL
+        self._source = default_url() if store is None else store
         self._world, self._on_event = world, on_event
         self._store = self._open(world)
         self._owners: dict[str, tuple[object, str]] = {}  # nonce -> who holds what

@@ -1,0 +1,48 @@
+# Each target sets up what it needs: a virtual environment in .venv, nothing outside of the checkout.
+PYTHON ?= python3
+BIN := .venv/bin
+SEEDS ?= 10000
+
+.PHONY: help demo test check bench simulate soak clean
+
+help:            ## this list
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1: /' | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+demo: .venv/ready            ## two processes fight for a lock; the fence refuses the zombie (under 30 s)
+	@$(BIN)/fencepost demo
+
+test: .venv/dev            ## every test, on real files and processes
+	@$(BIN)/pytest
+
+check: .venv/dev            ## format, lint, types, tidiness
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest tests/test_tidy.py
+
+bench: .venv/dev            ## costs as ratios to the raw driver, interleaved in one run
+	@$(BIN)/python bench/run.py
+
+simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fault
+	@$(BIN)/fencepost simulate --seeds $(SEEDS)
+
+soak: .venv/dev            ## what is too long for every day: 100,000 seeds on both stores
+	@$(BIN)/fencepost simulate --seeds 100000
+	@$(BIN)/fencepost simulate --seeds 5000 --store sqlite
+
+clean:            ## remove what the other targets made
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencepost needs Python 3.11 or newer: make PYTHON=python3.11 …"; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+# The package alone: enough to run it.
+.venv/ready: pyproject.toml | .venv/bin/python
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+# And what its tests need.
+.venv/dev: pyproject.toml | .venv/bin/python
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ .venv/ready
