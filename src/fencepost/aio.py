@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from fencepost.errors import LeaseLost
 from fencepost.holding import DEFAULT_TTL, Holding
+from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
 
 TYPE_CHECKING = False
@@ -28,7 +30,7 @@ class AsyncLock:
 
     def __init__(self, holding: Holding, wanted: Wanted) -> None:
         self._holding, self._wanted = holding, wanted
-        self._entered: dict[int, _Entered] = {}
+        self._entered: dict[int, list[_Entered]] = {}
 
     async def acquire(self) -> Lease:
         """Acquire the lease and return it; raises ``LeaseHeld`` if it cannot be had in time."""
@@ -40,7 +42,7 @@ class AsyncLock:
 
     async def __aenter__(self) -> Lease:
         lease = await self.acquire()
-        self._entered[id(asyncio.current_task())] = _Entered(lease)
+        self._entered.setdefault(id(asyncio.current_task()), []).append(_Entered(lease))
         return lease
 
     async def __aexit__(
@@ -49,18 +51,24 @@ class AsyncLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        entered = self._entered.pop(id(asyncio.current_task()))
-        entered.disarm()
-        if (
-            not entered.lease.foreign
-        ):  # a forked child that leaves the block has nothing to give back
-            await self.release(entered.lease)
-        if kind is not None and issubclass(kind, asyncio.CancelledError):
-            entered.explain(error)
+        stack = self._entered[id(asyncio.current_task())]
+        entered = stack.pop()
+        if not stack:
+            del self._entered[id(asyncio.current_task())]
+        cancelled_by_us = entered.disarm()
+        lease = entered.lease
+        if not lease.foreign:  # a forked child that leaves the block has nothing to give back
+            await self.release(lease)
+        if cancelled_by_us and kind is not None and issubclass(kind, asyncio.CancelledError):
+            reason = lease.hold.why_lost or "it is gone"
+            raise LeaseLost(lease.name, token=lease.token, reason=reason) from error
 
 
 class _Entered:
-    """A lease whose loss cancels the task that entered it, as a timeout would."""
+    """A lease whose loss cancels the task that entered it, as a timeout would.
+
+    It looks at the clock by itself at the end of its trust: a dead keeper cannot hide a loss.
+    """
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
@@ -72,23 +80,26 @@ class _Entered:
         self._armed = True
         self._cancelled = False
         lease.hold.on_loss.append(self._from_any_thread)
+        self._timer = self._loop.call_later(lease.remaining(), self._look)
 
-    def disarm(self) -> None:
+    def disarm(self) -> bool:
+        """Cancel nobody from now on; say whether only we have cancelled the task."""
         self._armed = False
+        self._timer.cancel()
+        return self._cancelled and self._task.uncancel() <= self._requests_before
 
-    def explain(self, error: BaseException | None) -> None:
-        """Turn our own cancellation into the reason for it; leave everybody else's alone."""
-        if self._cancelled and self._task.uncancel() <= self._requests_before:
-            hold = self.lease.hold
-            reason = hold.why_lost or "it is gone"
-            raise LeaseLost(hold.name, token=hold.token, reason=reason) from error
+    def _look(self) -> None:
+        if self.lease.phase is Phase.LOST:
+            self._cancel()
+        else:
+            self._timer = self._loop.call_later(self.lease.remaining(), self._look)
 
     def _from_any_thread(self) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed, and its tasks have ended
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._armed:
+        if self._armed and not self._cancelled:
             self._cancelled = True
             self._task.cancel("the lease was lost")
 

@@ -28,7 +28,7 @@ class Lock:
 
     def __init__(self, holding: Holding, wanted: Wanted) -> None:
         self._holding, self._wanted = holding, wanted
-        self._entered: dict[int, Lease] = {}
+        self._entered: dict[int, tuple[Lease, ...]] = {}
 
     def acquire(self) -> Lease:
         """Acquire the lease and return it; raises ``LeaseHeld`` if it cannot be had in time."""
@@ -39,8 +39,10 @@ class Lock:
         return finish(self._holding.release(lease))
 
     def __enter__(self) -> Lease:
+        thread = threading.get_ident()
         lease = self.acquire()
-        self._entered[threading.get_ident()] = lease
+        outer = self._entered.get(thread, ())
+        self._entered[thread] = (*outer, lease)  # no call, so no signal before the block begins
         return lease
 
     def __exit__(
@@ -49,7 +51,10 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease = self._entered.pop(threading.get_ident())
+        thread = threading.get_ident()
+        *outer, lease = self._entered.pop(thread)
+        if outer:
+            self._entered[thread] = tuple(outer)
         if not lease.foreign:  # a forked child that leaves the block has nothing to give back
             self.release(lease)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 FENCING_TOKEN = "Fencing-Token"
 FENCING_RESOURCE = "Fencing-Resource"
 
+# What an INTEGER of SQLite, PostgreSQL and MySQL can hold.
+HIGHEST_TOKEN = 2**63 - 1
+
 # The documented statement that prepares a database for fences; ``fencepost migrate`` runs it too.
 CREATE_GUARD = """
 CREATE TABLE IF NOT EXISTS fencepost_guard (
@@ -25,11 +28,14 @@ CREATE TABLE IF NOT EXISTS fencepost_guard (
     token    INTEGER NOT NULL
 )"""
 
-_FIND = "SELECT token FROM fencepost_guard WHERE resource = ?"
-
+# Remember a token that is higher than what was seen. The write lock is taken even if nothing
+# changes, and before anything is read: what this transaction sees from here on is the newest.
 _RAISE = """
-INSERT INTO fencepost_guard (resource, token) VALUES (?, ?)
-    ON CONFLICT (resource) DO UPDATE SET token = excluded.token"""
+INSERT INTO main.fencepost_guard AS seen (resource, token) VALUES (:resource, :token)
+    ON CONFLICT (resource) DO UPDATE SET token = excluded.token
+ WHERE excluded.token > seen.token"""
+
+_FIND = "SELECT token FROM main.fencepost_guard WHERE resource = :resource"
 
 
 def admit(conn: object, *, resource: str, token: int) -> None:
@@ -38,113 +44,186 @@ def admit(conn: object, *, resource: str, token: int) -> None:
     Everything the transaction did or will do then stands behind the fence: if this raises, roll
     back; if the transaction commits, every older token is refused from then on.
     """
-    database = _sqlite_of(conn)
-    _require_write_transaction(database)
-    highest = _highest(database, resource)
+    checked_token(token)
+    database, begin = _sqlite_of(conn)
+    _require_transaction(database, begin=begin)
+    highest = raise_guard(database, resource=resource, token=token)
     if not admits(highest, token):
         raise TokenStale(resource, token=token, highest=highest)
-    if token > highest:
-        database.execute(_RAISE, (resource, token))
+
+
+def checked_token(token: object) -> int:
+    """Return the token, or refuse what cannot be one."""
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 < token <= HIGHEST_TOKEN:
+        raise Misuse(f"fencing token {token!r} is not a whole number from 1 to 2**63 - 1")
+    return token
+
+
+def raise_guard(database: Connection, *, resource: str, token: int) -> int:
+    """Raise the guard of ``resource`` to ``token`` if that is higher; return where it stands.
+
+    The caller has a transaction open, and keeps it open until its work is done.
+    """
+    import sqlite3
+
+    cursor = sqlite3.Cursor(database)  # and not database.cursor(), which has the user's row factory
+    values = {"resource": resource, "token": token}
+    try:
+        cursor.execute(_RAISE, values)
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("no such table"):
+            raise
+        raise FenceMisused(
+            "this database has no table fencepost_guard: run 'fencepost migrate --guard URL' once, "
+            f"or execute: {' '.join(CREATE_GUARD.split())}"
+        ) from error
+    return find_guard(database, resource=resource)
+
+
+def find_guard(database: Connection, *, resource: str) -> int:
+    """Return the highest token that ``resource`` has seen; 0 if none."""
+    import sqlite3
+
+    row = sqlite3.Cursor(database).execute(_FIND, {"resource": resource}).fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def header_safe(text: str) -> str:
-    """Return a resource's name as a header may carry it: percent-encoded where it is not plain."""
-    if text.isascii() and text.isprintable() and "%" not in text:
+    """Return a resource's name as a header may carry it: percent-encoded where it is not plain.
+
+    Spaces at its ends would be stripped on the way, and a comma would look like two headers.
+    """
+    if text.isascii() and text.isprintable() and not any(mark in text for mark in "%, "):
         return text
     from urllib.parse import quote  # dear, and most names are plain
 
     return quote(text, safe="/#")
 
 
-def _sqlite_of(conn: object) -> Connection:
-    """Return the ``sqlite3`` connection that ``conn`` is, or wraps."""
+def _sqlite_of(conn: object) -> tuple[Connection, str]:
+    """Return the ``sqlite3`` connection that ``conn`` is or wraps, and how its user begins."""
     import sqlite3
 
     if isinstance(conn, sqlite3.Connection):
-        return conn
-    inner = _beneath_sqlalchemy(conn)
-    if isinstance(inner, sqlite3.Connection):
-        return inner
+        return conn, 'conn.execute("BEGIN IMMEDIATE")'
+    if _comes_from(conn, "sqlalchemy."):
+        return _beneath_sqlalchemy(conn)
+    raise _unknown(conn)
+
+
+def _beneath_sqlalchemy(conn: Any) -> tuple[Connection, str]:
+    """Return the driver's connection beneath an SQLAlchemy connection or session."""
+    import sqlite3
+
+    from sqlalchemy.exc import InvalidRequestError
+
+    if _comes_from(conn, "sqlalchemy.ext.asyncio"):
+        raise _asynchronous()
+    begin = 'conn.exec_driver_sql("BEGIN IMMEDIATE")'
+    try:
+        if callable(getattr(conn, "connection", None)):  # a session
+            conn, begin = conn.connection(), f"session.connection().{begin[5:]}"
+        if getattr(conn, "closed", False):
+            raise FenceMisused("fence needs an open connection, and this one is closed")
+        driver = getattr(getattr(conn, "connection", None), "driver_connection", None)
+    except InvalidRequestError as error:
+        raise FenceMisused(f"fence needs an open transaction: {error}") from error
+    if isinstance(driver, sqlite3.Connection):
+        return driver, begin
+    dialect = getattr(conn, "dialect", None)
+    if driver is None or dialect is None:
+        raise _unknown(conn)
+    if dialect.is_async:
+        raise _asynchronous()
     raise FenceMisused(
-        f"fence cannot guard a {type(conn).__module__}.{type(conn).__qualname__}: give it a sqlite3 "
-        "or SQLAlchemy connection, or compare tokens yourself with admits(highest_seen, token)"
+        f"fence guards SQLite, and this connection speaks {dialect.name}: keep the highest token "
+        "in a row that the transaction locks, and compare with admits(highest_seen, token)"
     )
 
 
-def _beneath_sqlalchemy(conn: Any) -> object:
-    """Return the driver's connection beneath an SQLAlchemy connection or session, else None."""
-    if not type(conn).__module__.startswith("sqlalchemy."):
-        return None
-    if hasattr(conn, "connection") and callable(conn.connection):  # a Session
-        conn = conn.connection()
-    if getattr(conn, "closed", False):
-        raise FenceMisused("fence needs an open connection, and this one is closed")
-    return getattr(getattr(conn, "connection", None), "driver_connection", None)
+def _comes_from(thing: object, module: str) -> bool:
+    """Say whether ``thing`` is of a class of ``module``, or of one derived from it."""
+    return any(kind.__module__.startswith(module) for kind in type(thing).__mro__)
 
 
-def _require_write_transaction(database: Connection) -> None:
+def _unknown(conn: object) -> FenceMisused:
+    return FenceMisused(
+        f"fence cannot guard a {type(conn).__module__}.{type(conn).__qualname__}: give it a "
+        "sqlite3 or SQLAlchemy connection, or compare tokens with admits(highest_seen, token)"
+    )
+
+
+def _asynchronous() -> FenceMisused:
+    return FenceMisused(
+        "fence cannot guard an async connection, whose driver lives in another thread: do this "
+        "transaction on a blocking connection, inside asyncio.to_thread"
+    )
+
+
+def _require_transaction(database: Connection, *, begin: str) -> None:
     """Refuse where the comparison could not hold until the commit.
 
     Without a transaction there is nothing to guard. In a deferred one that has read, the state it
     acts on may be older than the comparison. A transaction that has the write lock has neither
-    fault: nobody else can commit between what it reads, the fence, and its own commit.
+    fault, and one that has touched nothing yet is about to get the lock.
     """
     import sqlite3
 
     try:
         begun = database.in_transaction
-        writing = begun and _is_writing(database)
-    except sqlite3.ProgrammingError as error:
-        raise FenceMisused(f"fence needs an open connection: {error}") from error
+        late = begun and _is_touched(database) and not _is_writing(database)
+    except sqlite3.ProgrammingError as error:  # closed, or another thread's
+        raise FenceMisused(f"fence cannot use this connection: {error}") from error
     if not begun:
         raise FenceMisused(
-            "fence needs an open transaction, and this connection commits each statement by "
-            'itself: execute "BEGIN IMMEDIATE" first'
+            "fence needs an open transaction, and this connection would commit each statement by "
+            f"itself: begin with {begin}"
         )
-    if not writing:
+    if late:
         raise FenceMisused(
-            "fence must come before the first read of a transaction, with the write lock in hand: "
-            'begin it with "BEGIN IMMEDIATE"'
+            "fence must come before the first read of a transaction, because what was read may be "
+            f"older than the fence: fence first, or begin with {begin}"
         )
 
 
-class _Found(Exception):  # noqa: N818 -- an answer, not an error
+def _is_touched(database: Connection) -> bool:
+    """Say whether the open transaction has read or written anything.
+
+    The sqlite3 module does not offer ``sqlite3_txn_state``. But a connection that has a snapshot
+    or a lock is refused a checkpoint, and one that has none is granted it at no harm: a passive
+    checkpoint waits for nobody, and SQLite makes one by itself every thousand pages.
+    """
+    import sqlite3
+
+    try:
+        sqlite3.Cursor(database).execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_LOCKED:
+            raise
+        return True
+    return False
+
+
+class _Answer(Exception):
     """Carries SQLite's answer out of a backup that was never meant to go on."""
 
 
 def _is_writing(database: Connection) -> bool:
-    """Say whether this very connection holds the write lock.
+    """Say whether a transaction that has touched something holds the write lock.
 
-    The sqlite3 module does not offer ``sqlite3_txn_state``. But a backup's first step answers
-    SQLITE_BUSY if its source connection is in a write transaction, and copies one page if not;
-    either way the callback ends it there. A connection that has begun but read nothing may get
-    the same answer while others are committing: then the fence is its first statement, and safe.
+    A backup's first step answers SQLITE_BUSY if its source connection is in a write transaction,
+    and copies one page if not; either way the callback ends it there.
     """
     import sqlite3
 
     def answer(status: int, _remaining: int, _total: int) -> None:
-        raise _Found(status)
+        raise _Answer(status)
 
     target = sqlite3.connect(":memory:")
     try:
         database.backup(target, pages=1, progress=answer)
-    except _Found as found:
-        return bool(found.args[0] in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED))
+    except _Answer as given:
+        return bool(given.args[0] == sqlite3.SQLITE_BUSY)
     finally:
         target.close()
     return False
-
-
-def _highest(database: Connection, resource: str) -> int:
-    import sqlite3
-
-    try:
-        row = database.execute(_FIND, (resource,)).fetchone()
-    except sqlite3.OperationalError as error:
-        if "no such table" not in str(error):
-            raise
-        raise Misuse(
-            "this database has no table fencepost_guard: run 'fencepost migrate --guard URL' once, "
-            f"or execute: {' '.join(CREATE_GUARD.split())}"
-        ) from error
-    return 0 if row is None else int(row[0])

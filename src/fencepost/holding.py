@@ -15,9 +15,9 @@ from fencepost.lease import Lease
 from fencepost.logs import log
 from fencepost.model.duration import positive, seconds
 from fencepost.model.event import LeaseEvent
-from fencepost.model.lease import Holder, View, checked_ttl
+from fencepost.model.lease import Holder, Phase, View, checked_ttl
 from fencepost.model.name import checked, checked_namespace, permits
-from fencepost.stores.open import open_store
+from fencepost.stores.open import DEFAULT_URL, anchored, open_store
 from fencepost.version import VERSION
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
-DEFAULT_URL = "sqlite:///fencepost.db"
 DEFAULT_TTL = "30s"
 
 
@@ -59,10 +58,14 @@ class Holding:
         on_event: Callable[[LeaseEvent], None] | None,
     ) -> None:
         self.namespace = checked_namespace(namespace)
-        self._source = default_url() if store is None else store
+        source = default_url() if store is None else store
+        self._source = anchored(source) if isinstance(source, str) else source
         self._world, self._on_event = world, on_event
         self._store = self._open(world)
-        self._owners: dict[str, tuple[object, str]] = {}  # nonce -> who holds what
+        # What each thread or task holds, for as long as somebody refers to it.
+        self._here: weakref.WeakValueDictionary[tuple[object, str], Hold]
+        self._here = weakref.WeakValueDictionary()
+        self._closed = False
         self._highest: dict[str, int] = {}
         self._keeper = self._new_keeper()
         _everywhere.add(self)
@@ -78,26 +81,31 @@ class Holding:
     ) -> Wanted:
         """Check a request before anything is asked of the store."""
         name = checked(name)
-        if limit is not None and (
-            isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
-        ):
+        if limit is not None and (type(limit) is not int or limit < 1):
             raise Misuse(f"limit is {limit!r}: it must be a whole number of at least 1")
         able = self._store.capabilities
+        ttl = checked_ttl(ttl, shortest=able.shortest_ttl, longest=able.longest_ttl)
+        most = None if max_hold is None else positive(max_hold, what="max_hold")
+        if most is not None and most < ttl:
+            ttl = checked_ttl(most, shortest=able.shortest_ttl)  # others wait no longer than that
         wait_for = 0.0 if wait is None else seconds(wait, what="wait")
         if wait_for < 0:
             raise Misuse(f"wait is {wait!r}: it must not be negative")
         return Wanted(
             name=name,
             names=(name,) if limit is None else tuple(permits(name, limit=limit)),
-            ttl=checked_ttl(ttl, shortest=able.shortest_ttl, longest=able.longest_ttl),
+            ttl=ttl,
             wait=wait_for,
-            max_hold=None if max_hold is None else positive(max_hold, what="max_hold"),
+            max_hold=most,
         )
 
     async def acquire(self, wanted: Wanted, *, owner: object) -> Lease:
         """Acquire what is wanted, have it kept, and return it."""
-        alone = len(wanted.names) == 1
-        if wanted.wait and alone and (owner, wanted.name) in self._owners.values():
+        if self._closed:
+            raise Misuse(f"lease {wanted.name!r} cannot be had from a Fencepost that was closed")
+        alone, here = len(wanted.names) == 1, self._here.get((owner, wanted.name))
+        now = self._world.clocks.boottime()
+        if wanted.wait and alone and here is not None and here.phase(now) is not Phase.LOST:
             raise Misuse(
                 f"lease {wanted.name!r} is already held right here, so waiting for it would never "
                 "end: a lease is not re-entrant, pass it along instead"
@@ -115,16 +123,24 @@ class Holding:
         hold = Hold(
             granted, nonce=holder.nonce, ttl=wanted.ttl, max_hold=wanted.max_hold, emit=self._emit
         )
-        self._refuse_regression(hold)
-        self._keeper.add(hold)
-        self._owners[hold.nonce] = (owner, wanted.name)
-        hold.say("adopted" if granted.grant.adopted else "acquired")
-        return Lease(
-            hold,
-            namespace=self.namespace,
-            boottime=self._world.clocks.boottime,
-            drop=self._keeper.charges.remove,
-        )
+        kept = False
+        try:
+            self._refuse_regression(hold)
+            self._keeper.add(hold)
+            self._here[owner, wanted.name] = hold
+            hold.say("adopted" if granted.grant.adopted else "acquired")
+            lease = Lease(
+                hold,
+                namespace=self.namespace,
+                boottime=self._world.clocks.boottime,
+                drop=self._keeper.charges.remove,
+            )
+            kept = True
+        finally:
+            if not kept:
+                self._keeper.charges.remove(hold)
+                self._keeper.abandon(hold.name, hold.nonce)
+        return lease
 
     async def release(self, lease: Lease) -> bool:
         """Give a lease back; say whether it was still ours. Only its own process may."""
@@ -136,7 +152,6 @@ class Holding:
             )
         hold = lease.hold
         self._keeper.charges.remove(hold)
-        self._owners.pop(hold.nonce, None)
         if hold.released:
             return True
         return await release(self._world, self._store, hold, abandon=self._keeper.abandon)
@@ -157,6 +172,7 @@ class Holding:
 
     async def close(self) -> None:
         """Release what is still held, stop the keeper, close the store."""
+        self._closed = True
         for hold in self._keeper.charges.holds():
             self._keeper.charges.remove(hold)
             await release(self._world, self._store, hold, abandon=self._keeper.abandon)
@@ -167,7 +183,7 @@ class Holding:
     def after_fork(self) -> None:
         """Begin anew in a forked child: nothing that the parent holds is ours."""
         self._store.forget()
-        self._owners.clear()
+        self._here.clear()
         self._keeper = self._new_keeper()
 
     def _open(self, world: World) -> LeaseStore:
@@ -181,7 +197,6 @@ class Holding:
     def _refuse_regression(self, hold: Hold) -> None:
         highest = self._highest.get(hold.name, 0)
         if hold.token <= highest:
-            self._keeper.abandon(hold.name, hold.nonce)
             raise TokenRegressed(hold.name, token=hold.token, highest=highest)
         self._highest[hold.name] = hold.token
 

@@ -23,20 +23,23 @@ class LostSignal(threading.Event):
 
     def __init__(self, hold: Hold, *, boottime: Callable[[], float]) -> None:
         super().__init__()
-        self._hold, self._boottime = hold, boottime
+        self._hold, self._boottime, self._pid = hold, boottime, os.getpid()
         hold.on_loss.append(self.set)
 
     def is_set(self) -> bool:
-        """Say whether the lease is lost by now."""
+        """Say whether the lease is lost by now. To a forked child it is: it never had it."""
         self._hold.phase(self._boottime())
-        return self._hold.why_lost is not None
+        return self._hold.why_lost is not None or self._pid != os.getpid()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the lease is lost, at most ``timeout`` seconds; say whether it is."""
+        """Wait until the lease is lost, at most ``timeout`` seconds; say whether it is.
+
+        A lease that was released can no longer be lost: then the wait ends, within a ttl.
+        """
         give_up = None if timeout is None else self._boottime() + timeout
         while not self.is_set():
             now = self._boottime()
-            if give_up is not None and now >= give_up:
+            if self._hold.released or (give_up is not None and now >= give_up):
                 return False
             left = max(self._hold.trust.until - now, 0.001)
             super().wait(left if give_up is None else min(left, give_up - now))
@@ -134,9 +137,11 @@ class Lease:
 
     def __del__(self) -> None:
         hold = self._hold
-        if not (hold.released or hold.why_lost is not None or self.foreign):
-            # No I/O here: without renewals the lease ends by itself, and that must do.
-            self._drop(hold)
+        if self.foreign:
+            return
+        # No I/O here: without renewals the lease ends by itself, and that must do.
+        self._drop(hold)
+        if not hold.released and hold.why_lost is None:
             warnings.warn(
                 f"lease {hold.name!r} was dropped without being released; it ends by itself in "
                 f"{hold.ttl:.0f} s at most",

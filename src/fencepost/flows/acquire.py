@@ -7,16 +7,15 @@ that nobody waits for must not keep others out for a whole ttl.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import LeaseHeld, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fencepost.model.lease import Grant, Holder
-    from fencepost.stores.api import LeaseStore
+    from fencepost.stores.api import LeaseStore, Place
     from fencepost.world.api import World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
@@ -45,18 +44,13 @@ async def acquire(
     Raises ``LeaseHeld`` by whoever is due to end first.
     """
     asking = _Asking(world, store, names, holder=holder, ttl=ttl)
-    settled = False
     try:
         granted = await (asking.once() if wait <= 0 else asking.until(wait))
-        settled = True
-    except LeaseHeld:
-        settled = True
-        raise
+        asking.unsettled.discard(granted.name)
+        return granted
     finally:
-        if not settled:
-            for name in asking.unsettled:
-                abandon(name, holder.nonce)
-    return granted
+        for name in sorted(asking.unsettled):
+            abandon(name, holder.nonce)
 
 
 class _Asking:
@@ -71,6 +65,7 @@ class _Asking:
         first = int(world.dice() * len(names))
         self._names = [*names[first:], *names[:first]]
         self.unsettled: set[str] = set()
+        self._seen_free: tuple[str, int] | None = None
 
     async def once(self) -> Granted:
         """Ask for each name once; raise ``LeaseHeld`` if all are held."""
@@ -92,11 +87,7 @@ class _Asking:
         try:
             pause = _FIRST_PAUSE
             while (left := give_up - self._world.clocks.boottime()) > 0:
-                if place is not None:
-                    ready = await place.turn(left) or await self._looks_free()
-                else:
-                    ready = True
-                if ready:
+                if place is None or await self._is_our_turn(place, left):
                     try:
                         granted = await self.once()
                     except (LeaseHeld, StoreUnavailable):
@@ -118,27 +109,48 @@ class _Asking:
         """Ask until the store's answer is known, for as long as a grant could last."""
         give_up = self._world.clocks.boottime() + self._ttl
         pause = _FIRST_PAUSE
+        in_doubt = name in self.unsettled  # from an earlier round of asking
         self.unsettled.add(name)
         while True:
             sent = self._world.clocks.boottime()
             try:
                 grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
             except OutcomeUnknown:
+                in_doubt = True
                 if self._world.clocks.boottime() >= give_up:
                     raise
                 await self._world.sleep(pause * (0.5 + self._world.dice()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue
-            except LeaseHeld:
-                # An earlier try whose reply was lost was not granted either: we would be told.
-                self.unsettled.discard(name)
+            except (LeaseHeld, Misuse, StoreUnavailable):
+                # An earlier try may still be on its way, and be granted when nobody waits for it.
+                if not in_doubt:
+                    self.unsettled.discard(name)
                 raise
             return Granted(name, grant, sent)
 
-    async def _looks_free(self) -> bool:
-        """Say whether asking is worthwhile, without disturbing those who write."""
+    async def _is_our_turn(self, place: Place, patience: float) -> bool:
+        """Say whether to ask: we were woken, or it is free and nobody before us cares.
+
+        The first in line may be stopped, or stuck: what it left alone for a whole nap, with no
+        other holder in between, is for anybody.
+        """
+        if await place.turn(patience):
+            return True
+        before, self._seen_free = self._seen_free, await self._looks_free()
+        if self._seen_free is None:
+            return False
+        return self._seen_free == before or await place.first()
+
+    async def _looks_free(self) -> tuple[str, int] | None:
+        """Return a name that may be had, and its last token, without disturbing those who write."""
         for name in self._names:
-            view = await self._store.peek(name)
-            if view is None or not view.held or view.alive is False:
-                return True
-        return False
+            try:
+                view = await self._store.peek(name)
+            except StoreUnavailable:
+                continue  # asked again after the next nap
+            if view is None:
+                return name, 0
+            if not view.held or view.alive is False:
+                return name, view.token
+        return None

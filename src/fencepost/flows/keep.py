@@ -90,7 +90,8 @@ class Hold:
         self._emit(LeaseEvent(what, self.name, self.token, detail))
 
     def _why_unproven(self, now: float) -> str:
-        if self.ends is not None and now >= self.ends:
+        # Not even a renewal that was confirmed this instant would help.
+        if trust(now, ttl=self.ttl, ends=self.ends).until <= now:
             return "max_hold is used up"
         return f"no renewal was confirmed for {now - self.trust.confirmed:.1f} s"
 
@@ -163,6 +164,8 @@ async def keep(
             if world.clocks.boottime() >= hold.wakes():
                 await renew(world, store, hold)
         await charges.rest()
+    for key, (tries, _) in charges.ghosts():  # the last chance: a whole ttl is long
+        await _reclaim(world, store, charges, key, tries, emit)
 
 
 async def renew(world: World, store: LeaseStore, hold: Hold) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from fencepost.model.named import NamedTuple
 
 
 class LeaseEvent(NamedTuple):

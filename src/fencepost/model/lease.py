@@ -8,10 +8,10 @@ believe in its own lease; that is a ``Trust``, and it always ends before the rec
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
 
-from fencepost.errors import BadDuration
+from fencepost.errors import BadDuration, LeaseHeld
 from fencepost.model.duration import positive, shown
+from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Record(NamedTuple):
     """What a store keeps of a lease. It outlives the lease, so that tokens never fall.
 
     ``era`` names the run of the store's clock that ``expires`` belongs to (a boot id on SQLite).
-    An instant of another era says nothing but: everybody of that time is gone.
+    An instant of another era says nothing but: everybody of that time is gone. An instant of an
+    unknown era, which is empty, says nothing at all to others: they can only watch the lease.
     """
 
     name: str
@@ -112,9 +113,46 @@ def judge(record: Record | None, *, nonce: str, now: float, era: str) -> Verdict
         return Verdict.FREE
     if record.holder.nonce == nonce and not record.held:
         return Verdict.SPENT
-    if not record.held or record.era != era or record.expires <= now:
+    if not record.held or left(record, now=now, era=era) <= 0:
         return Verdict.FREE
     return Verdict.OURS if record.holder.nonce == nonce else Verdict.HELD
+
+
+def left(record: Record, *, now: float, era: str) -> float:
+    """Return for how long a held lease may still last at store time ``now`` of ``era``."""
+    if not comparable(record, era=era):
+        return record.ttl
+    return max(0.0, record.expires - now) if record.era == era else 0.0
+
+
+def refusal(record: Record, *, expires_in: float) -> LeaseHeld:
+    """Return what is answered to those who ask for a lease that another has."""
+    return LeaseHeld(
+        record.name,
+        holder=str(record.holder),
+        token=record.token,
+        expires_in=expires_in,
+        since=record.since,
+    )
+
+
+def view(record: Record, *, held: bool, expires_in: float, alive: bool | None) -> View:
+    """Return a record as a bystander sees it."""
+    return View(
+        record.name,
+        record.token,
+        held,
+        record.holder,
+        record.since,
+        expires_in if held else 0.0,
+        alive if held else None,
+        record.ended,
+    )
+
+
+def comparable(record: Record, *, era: str) -> bool:
+    """Say whether the record's instants mean anything to somebody in ``era``."""
+    return bool(era and record.era)
 
 
 def why_lost(  # noqa: PLR0911 -- one line for each way to lose
@@ -177,7 +215,11 @@ def trust(sent: float, *, ttl: float, ends: float | None = None) -> Trust:
     ``ends`` is the instant at which ``max_hold`` is used up, if there is one.
     """
     until = sent + ttl * (1 - DRIFT) - MARGIN
-    return Trust(sent, ttl, until if ends is None else min(until, ends))
+    if ends is not None:
+        # A renewal shortened to meet ``ends`` may be carried out and never confirmed. So drift
+        # and margin are kept before that instant as well.
+        until = min(until, ends - ttl * DRIFT - MARGIN)
+    return Trust(sent, ttl, until)
 
 
 def phase(held: Trust, *, now: float) -> Phase:

@@ -7,7 +7,7 @@ nonce tells. ``StoreUnavailable`` means that it did not happen.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ class Place(Protocol):
 
     async def turn(self, patience: float) -> bool:
         """Wait for a sign that it may be our turn, at most ``patience``; say whether one came."""
+
+    async def first(self) -> bool:
+        """Say whether nobody alive stands before us."""
 
     async def leave(self, *, served: bool) -> None:
         """Leave the line, with the lease or without."""

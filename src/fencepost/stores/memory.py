@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.errors import LeaseHeld, LeaseLost, TokenStale
+from fencepost.errors import LeaseLost, TokenStale
 from fencepost.model.lease import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -14,6 +14,8 @@ from fencepost.model.lease import (
     checked_ttl,
     judge,
     next_token,
+    refusal,
+    view,
     why_lost,
 )
 from fencepost.model.name import well_formed
@@ -92,13 +94,7 @@ class MemoryStore:
                 raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
             if self._stopped(record.holder):
                 return self._grant(key, holder, ttl)
-            raise LeaseHeld(
-                name,
-                holder=str(record.holder),
-                token=record.token,
-                expires_in=record.expires - now,
-                since=record.since,
-            )
+            raise refusal(record, expires_in=record.expires - now)
 
     async def renew(self, name: str, *, nonce: str, token: int, ttl: float) -> Grant:
         """Move the end of the lease, if it is still ours."""
@@ -188,17 +184,7 @@ class MemoryStore:
 
     def _view(self, record: Record) -> View:
         left = record.expires - self._world.clocks.boottime()
-        held = record.held and left > 0
-        return View(
-            record.name,
-            record.token,
-            held,
-            record.holder,
-            record.since,
-            left if held else 0.0,
-            None,
-            record.ended,
-        )
+        return view(record, held=record.held and left > 0, expires_in=left, alive=None)
 
     def _key(self, name: str) -> tuple[str, str]:
         return self._namespace, well_formed(name)

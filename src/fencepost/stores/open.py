@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
-from typing import NamedTuple
 
 from fencepost.errors import BadUrl, MissingExtra
 from fencepost.model.name import checked_namespace
+from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
+
+
+DEFAULT_URL = "sqlite:///fencepost.db"
 
 
 class Scheme(NamedTuple):
@@ -56,6 +60,15 @@ def open_store(url: str, world: World, *, namespace: str) -> LeaseStore:
         raise MissingExtra(f"{scheme}:// ({error.name} is missing)", extra=found.extra) from error
     opener: Callable[..., LeaseStore] = getattr(module, found.opener)
     return opener(world, address, namespace=namespace)
+
+
+def anchored(url: str) -> str:
+    """Return a URL that means the same file wherever the process may change its folder to."""
+    path = url.removeprefix("sqlite:///")
+    if path == url or path.startswith(("/", "?", ":memory:")) or not path:
+        return url
+    folder = os.getcwd().replace("%", "%25").replace("?", "%3F")
+    return f"sqlite:///{folder}/{path}"
 
 
 def redacted(url: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import BadUrl, LeaseHeld, LeaseLost, Misuse, TokenStale
+from fencepost.errors import BadUrl, LeaseLost, Misuse, TokenStale
 from fencepost.model.lease import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -21,13 +21,17 @@ from fencepost.model.lease import (
     View,
     checked_ttl,
     judge,
+    left,
     next_token,
+    refusal,
+    view,
     why_lost,
 )
 from fencepost.model.name import well_formed
+from fencepost.model.watch import Watch
 from fencepost.stores.api import Capabilities
 from fencepost.world.disk import refuse_shared
-from fencepost.world.line import Line, LinePlace, can_queue
+from fencepost.world.line import Line, LinePlace, can_queue, put_away
 from fencepost.world.pulse import Pulse
 from fencepost.world.sqlite import SqliteFile
 
@@ -86,6 +90,8 @@ CREATE TABLE IF NOT EXISTS fencepost_break (
     reason    TEXT    NOT NULL,
     at_us     INTEGER NOT NULL
 )"""
+
+CREATE = (_CREATE_FILE, _CREATE_LEASE, _CREATE_BREAK)
 
 _COLUMNS = """lease.name, lease.token, lease.nonce, lease.held, lease.boot_id, lease.expires_us,
        lease.ttl_us, lease.beat, lease.since_us, lease.host, lease.pid, lease.version,
@@ -185,12 +191,14 @@ class SqliteStore:
     ) -> None:
         self._world, self._namespace = world, namespace
         self._private = path == ":memory:"
-        if not (self._private or trust_disk):
-            refuse_shared(path)
+        if not self._private:
+            path = os.path.realpath(path)  # by whatever name, from whatever folder: one file
+            if not trust_disk:
+                refuse_shared(path)
         self._file = SqliteFile(world, path, set_up=self._set_up)
         self._folder = path + "-live"
         self._pulse = Pulse(self._folder)
-        self._watched: dict[str, tuple[str, int, float]] = {}
+        self._watch = Watch()
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,
@@ -234,8 +242,17 @@ class SqliteStore:
         """Stand in line, where there are named pipes to do it with."""
         if not self.capabilities.fair:
             return None
-        await self._world.call(self._file.read, _nothing)  # the folder is there once the file is
-        return await LinePlace.joined(self._world, self._line(name))
+        try:
+            return await LinePlace.joined(self._world, self._line(name))
+        except (
+            OSError
+        ):  # no room, no right, no descriptor: those who cannot stand in line ask again
+            return None
+
+    def lifeline(self) -> int | None:
+        """Return what vouches for us and for children that keep a copy; they never use the file."""
+        self._file.stay_open()
+        return self._pulse.fd if self._pulse.fd >= 0 else None
 
     def forget(self) -> None:
         """Drop what a fork carried over; the parent's pulse and connection go on without us."""
@@ -259,19 +276,18 @@ class SqliteStore:
         if row is None or record is None or verdict is Verdict.FREE:
             return self._grant(db, name, holder, ttl, highest)
         if verdict is Verdict.OURS:
-            self._move_end(db, name, holder.nonce, record.token, ttl)
-            return Grant(record.token, ttl, adopted=True)
+            if self._move_end(db, name, holder.nonce, record.token, ttl):
+                return Grant(record.token, ttl, adopted=True)
+            return self._grant(db, name, holder, ttl, highest)  # it ran out this very moment
         if verdict is Verdict.SPENT:
             raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-        if self._gone(row) or self._watched_long_enough(row, now):
+        if self._watch.long_enough(record, now=now, era=era):
             return self._grant(db, name, holder, ttl, highest)
-        raise LeaseHeld(
-            name,
-            holder=str(record.holder),
-            token=record.token,
-            expires_in=max(0.0, record.expires - now),
-            since=record.since,
-        )
+        if self._gone(row):
+            grant = self._grant(db, name, holder, ttl, highest)
+            self._sweep(db)
+            return grant
+        raise refusal(record, expires_in=left(record, now=now, era=era))
 
     def _grant(self, db: Connection, name: str, holder: Holder, ttl: float, highest: int) -> Grant:
         # The pulse must beat before anybody can read a row that leans on it.
@@ -302,7 +318,8 @@ class SqliteStore:
         return Grant(token, ttl)
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
-        patience = ttl / 3
+        # Short, so that a keeper which has to tell of danger is not kept here.
+        patience = min(ttl / 20, 0.25)
         if not self._file.write_one(
             lambda db: self._move_end(db, name, nonce, token, ttl), patience=patience
         ):
@@ -376,13 +393,22 @@ class SqliteStore:
     def _close(self) -> None:
         self._file.close()
         self._pulse.end()
+        put_away(self._folder)
 
     # Facts.
 
     def _find(self, db: Connection, name: str) -> tuple[int, Row | None]:
         values = {"namespace": self._namespace, "name": name}
-        highest, *columns = db.execute(_FIND, values).fetchone()
-        return highest, None if columns[0] is None else Row(tuple(columns))
+        found = db.execute(_FIND, values).fetchone()
+        if found is None:
+            raise Misuse(
+                f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
+            )
+        highest, *columns = found
+        if columns[0] is None:
+            return highest, None
+        row = Row(tuple(columns))
+        return max(highest, row.record.token), row
 
     def _loss(self, name: str, nonce: str, token: int) -> LeaseLost:
         _, row = self._file.read(lambda db: self._find(db, name))
@@ -394,38 +420,15 @@ class SqliteStore:
     def _view(self, row: Row) -> View:
         now, era = self._now()
         record = row.record
-        left = record.expires - now
-        held = record.held and record.era == era and left > 0
+        remains = left(record, now=now, era=era)
+        held = record.held and remains > 0
+        held = held and not self._watch.long_enough(record, now=now, era=era)
         gone = held and self._gone(row)
-        known = held and self.capabilities.notices_death
-        return View(
-            record.name,
-            record.token,
-            held,
-            record.holder,
-            record.since,
-            left if held else 0.0,
-            not gone if known else None,
-            record.ended,
-        )
+        alive = not gone if self.capabilities.notices_death else None
+        return view(record, held=held, expires_in=remains, alive=alive)
 
     def _gone(self, row: Row) -> bool:
         return not self._private and self._pulse.stopped(row.pulse, row.pulse_inode)
-
-    def _watched_long_enough(self, row: Row, now: float) -> bool:
-        """Say whether a lease has not moved for its whole ttl, by this process's own clock.
-
-        Only where the machine has no boot id, so that an instant written by another process may
-        belong to another run of the clock.
-        """
-        if self._world.clocks.era() is not None:
-            return False
-        record = row.record
-        seen = self._watched.get(record.name)
-        if seen is None or seen[:2] != (record.holder.nonce, record.beat):
-            self._watched[record.name] = (record.holder.nonce, record.beat, now)
-            return False
-        return now - seen[2] >= record.ttl
 
     def _now(self) -> tuple[float, str]:
         clocks = self._world.clocks
@@ -448,28 +451,35 @@ class SqliteStore:
             "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_file'"
         ).fetchone()
         era, namespace = self._world.clocks.era() or "", self._world.clocks.namespace()
-        if known:
-            schema, boot_id, found = db.execute(
+        file = (
+            known
+            and db.execute(
                 "SELECT schema, boot_id, time_namespace FROM fencepost_file WHERE id = 1"
             ).fetchone()
+        )
+        if file:
+            schema, boot_id, found = file
             self._refuse_foreign(schema, boot_id == era, found, namespace)
             if boot_id == era:
                 return
         db.execute("BEGIN IMMEDIATE")
-        for statement in (_CREATE_FILE, _CREATE_LEASE, _CREATE_BREAK):
+        for statement in CREATE:
             db.execute(statement)
         db.execute(
-            "INSERT INTO fencepost_file VALUES (1, ?, 0, ?, ?)"
+            "INSERT INTO fencepost_file"
+            " VALUES (1, ?, (SELECT coalesce(max(token), 0) FROM fencepost_lease), ?, ?)"
             " ON CONFLICT (id) DO UPDATE SET boot_id = excluded.boot_id,"
             " time_namespace = excluded.time_namespace",
             (SCHEMA, era, namespace),
         )
-        leaned_on = {
-            pulse for (pulse,) in db.execute("SELECT pulse FROM fencepost_lease WHERE held")
-        }
-        db.execute("COMMIT")
         if not self._private:
-            self._pulse.sweep(keep=leaned_on)
+            self._sweep(db)
+        db.execute("COMMIT")
+
+    def _sweep(self, db: Connection) -> None:
+        """Remove what the dead left behind. In a write transaction, where no grant is half done."""
+        leaned_on = db.execute("SELECT pulse FROM fencepost_lease WHERE held").fetchall()
+        self._pulse.sweep(keep={pulse for (pulse,) in leaned_on})
 
     def _refuse_foreign(self, schema: int, same_boot: bool, found: str, ours: str) -> None:  # noqa: FBT001
         if schema > SCHEMA:
@@ -482,10 +492,6 @@ class SqliteStore:
                 f"{self._file.path!r} is in use by processes of another time namespace ({found}, "
                 f"here {ours}): their clocks disagree, so they cannot share it"
             )
-
-
-def _nothing(db: Connection) -> None:
-    """Open the file, if it is not open yet."""
 
 
 def _us(seconds: float) -> int:

@@ -7,8 +7,10 @@ from one to the other. Nothing could be promised there, so nothing is.
 from __future__ import annotations
 
 import os
+import re
 
 from fencepost.errors import BadUrl
+from fencepost.model.named import NamedTuple
 
 # fmt: off
 LOCAL = frozenset({
@@ -16,11 +18,12 @@ LOCAL = frozenset({
     "bcachefs", "jfs", "reiserfs", "nilfs2", "ubifs", "ecryptfs",
 })
 # fmt: on
+_OCTAL = re.compile(r"\\([0-7]{3})")  # \040 is a space
 
 
 def refuse_shared(path: str) -> None:
     """Raise unless ``path`` lies on a file system that only this kernel writes to."""
-    kind = file_system(os.path.dirname(os.path.abspath(path)))
+    kind = file_system(os.path.dirname(os.path.realpath(path)))
     if kind is not None and kind not in LOCAL:
         raise BadUrl(
             f"{path!r} is on {kind}, which other machines might write to: keep the file on "
@@ -32,19 +35,50 @@ def file_system(folder: str) -> str | None:
     """Return the type of the file system that holds ``folder``; None where nobody can tell."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
+            lines = file.read().split("\n")
     except FileNotFoundError:
         return None
     return type_in(lines, folder=os.path.realpath(folder))
 
 
+class Mount(NamedTuple):
+    """One line of mountinfo, as far as it matters."""
+
+    id: str
+    parent: str
+    point: str
+    kind: str
+
+
 def type_in(mountinfo: list[str], *, folder: str) -> str | None:
-    """Return the type of the innermost mount around ``folder``; the later of two wins."""
-    best, kind = -1, None
-    for line in mountinfo:
-        left, _, right = line.partition(" - ")
-        point = left.split(" ")[4].encode().decode("unicode_escape")  # \040 is a space
-        around = point in ("/", folder) or folder.startswith(point + "/")
-        if around and len(point) >= best:
-            best, kind = len(point), right.split(" ")[0]
-    return kind
+    """Return the type of the mount in which a walk from the root to ``folder`` ends.
+
+    A mount is entered only from the mount that it hangs on. So of two on one point the upper one
+    counts, and one that lies beneath another, covered, does not.
+    """
+    mounts = [_parsed(line) for line in mountinfo if line]
+    here: Mount | None = None
+    path = ""
+    for part in ["/", *filter(None, folder.split("/"))]:
+        path = os.path.join(path, part)
+        while (entered := _entered(mounts, path, here)) is not None:
+            here = entered
+    return None if here is None else here.kind
+
+
+def _entered(mounts: list[Mount], point: str, here: Mount | None) -> Mount | None:
+    for mount in mounts:
+        on_top = here is None or (mount.parent == here.id and mount.id != here.id)
+        if mount.point == point and on_top:
+            return mount
+    return None
+
+
+def _parsed(line: str) -> Mount:
+    left, _, right = line.partition(" - ")
+    number, parent, _, _, point, *_ = left.split(" ")
+    return Mount(number, parent, _OCTAL.sub(_character, point), right.split(" ")[0])
+
+
+def _character(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 8))

@@ -8,7 +8,10 @@ itself is decided elsewhere.
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
+import weakref
 
 from fencepost.model.name import base
 
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 _SUFFIX = ".waiter"
 # A process that dies wakes nobody: those who wait look by themselves this often.
 LONGEST_NAP = 0.2
+_standing: weakref.WeakSet[LinePlace] = weakref.WeakSet()
+# To make a pipe costs more than all the rest of a wait: a few are kept open for later, by folder.
+_spares: dict[str, list[tuple[int, str]]] = {}
+_SPARE, _MOST_SPARES = ".spare", 4
 
 
 class Line:
@@ -30,22 +37,30 @@ class Line:
 
     def waiters(self) -> list[str]:
         """Return the pipes of those who wait, the first in line first."""
+        try:
+            entries = os.listdir(self.folder)
+        except OSError:
+            return []  # somebody removed the folder: the waiters look by themselves
         return sorted(
-            entry
-            for entry in os.listdir(self.folder)
-            if entry.startswith(self.key) and entry.endswith(_SUFFIX)
+            entry for entry in entries if entry.startswith(self.key) and entry.endswith(_SUFFIX)
         )
+
+    def anybody_before(self, name: str) -> bool:
+        """Say whether somebody alive stands in line before the pipe ``name``."""
+        for entry in self.waiters():
+            if entry >= name:
+                return False
+            fd = self._reach(entry)
+            if fd is not None:
+                os.close(fd)
+                return True
+        return False
 
     def wake(self) -> None:
         """Wake the first in line. Those who died there are removed on the way."""
         for entry in self.waiters():
-            path = os.path.join(self.folder, entry)
-            try:
-                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue  # it has just left
-            except OSError:  # nobody reads: its process is dead
-                _remove(path)
+            fd = self._reach(entry)
+            if fd is None:
                 continue
             try:
                 os.write(fd, b".")
@@ -53,7 +68,24 @@ class Line:
                 continue  # full of hints already, or gone between the two calls
             finally:
                 os.close(fd)
+            _step_aside()
             return
+
+    def sweep(self) -> None:
+        """Remove the pipes that dead processes had kept for later."""
+        for entry in os.listdir(self.folder):
+            if entry.endswith(_SPARE) and (fd := self._reach(entry)) is not None:
+                os.close(fd)
+
+    def _reach(self, entry: str) -> int | None:
+        """Open the pipe of a waiter; None if it is dead, has just left, or is another user's."""
+        path = os.path.join(self.folder, entry)
+        try:
+            return os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nobody reads: its process is dead
+                _remove(path)
+            return None
 
 
 class LinePlace:
@@ -62,13 +94,19 @@ class LinePlace:
     def __init__(self, world: World, line: Line) -> None:
         self._world, self._line = world, line
         self._fd = -1
-        self._name = ""
+        self._name = self._spare = ""
 
     @classmethod
     async def joined(cls, world: World, line: Line) -> LinePlace:
         """Stand at the end of the line."""
         place = cls(world, line)
-        await world.call(place._join)
+        joined = False
+        try:
+            await world.call(place._join)
+            joined = True
+        finally:
+            if not joined:  # cancelled meanwhile: nobody must wait behind a place without a waiter
+                place._leave(False)  # noqa: FBT003
         return place
 
     async def turn(self, patience: float) -> bool:
@@ -78,6 +116,10 @@ class LinePlace:
             os.read(self._fd, 64)
         return woken
 
+    async def first(self) -> bool:
+        """Say whether nobody alive stands before us."""
+        return not await self._world.call(self._line.anybody_before, self._name)
+
     async def leave(self, *, served: bool) -> None:
         """Leave the line. Who leaves without the lease passes on the wake-up it may have got."""
         await self._world.call(self._leave, served)
@@ -86,23 +128,101 @@ class LinePlace:
         ticket = int(self._world.clocks.boottime() * 1e9)
         self._name = f"{self._line.key}{ticket:020d}-{self._world.nonce()}{_SUFFIX}"
         path = os.path.join(self._line.folder, self._name)
+        if not self._reuse(path):
+            self._make(path)
+        if self._line.waiters()[:1] in ([], [self._name]):
+            os.write(self._fd, b".")  # nobody is before us: our turn is now
+
+    def _reuse(self, path: str) -> bool:
+        """Stand in line with the pipe of an earlier wait; say whether there was one."""
+        spares = _spares.get(self._line.folder)
+        while spares:
+            self._fd, self._spare = spares.pop()
+            _standing.add(self)
+            _empty(self._fd)
+            try:
+                os.rename(self._spare, path)
+            except FileNotFoundError:
+                self.drop()  # somebody removed it
+            else:
+                return True
+        return False
+
+    def _make(self, path: str) -> None:
+        """Stand in line with a new pipe."""
+        os.makedirs(self._line.folder, exist_ok=True)
+        self._line.sweep()
+        self._spare = path.removesuffix(_SUFFIX) + _SPARE
         # A pipe that nobody reads yet would be taken for a dead waiter's: so it gets its real
         # name only after it was opened.
         os.mkfifo(path + "-new", 0o666)
         # Read and write: so it never reports an end of file when a waker closes it.
         self._fd = os.open(path + "-new", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        _standing.add(self)
         os.rename(path + "-new", path)
-        if self._line.waiters()[:1] in ([], [self._name]):
-            os.write(self._fd, b".")  # nobody is before us: our turn is now
 
     def _leave(self, served: bool) -> None:  # noqa: FBT001
-        if self._fd < 0:
+        if not self._name:
+            return  # never came so far as to have a place
+        path = os.path.join(self._line.folder, self._name)
+        if served and self._put_by(path):
             return
-        _remove(os.path.join(self._line.folder, self._name))
-        os.close(self._fd)
-        self._fd = -1
+        _remove(path)
+        _remove(path + "-new")
+        self.drop()
         if not served:
             self._line.wake()
+
+    def _put_by(self, path: str) -> bool:
+        """Keep the pipe for a later wait, unless there are plenty; say whether it was kept."""
+        spares = _spares.setdefault(self._line.folder, [])
+        if self._fd < 0 or len(spares) >= _MOST_SPARES:
+            return False
+        try:
+            os.rename(path, self._spare)
+        except OSError:
+            return False
+        spares.append((self._fd, self._spare))
+        self._fd = -1
+        _standing.discard(self)
+        return True
+
+    def drop(self) -> None:
+        """Close this process's copy of the pipe: all that a forked child has to do with it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            _standing.discard(self)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:  # a signal came between joining and leaving
+            self._leave(False)  # noqa: FBT003
+
+
+def put_away(folder: str) -> None:
+    """Remove the pipes of this process that nobody waits at."""
+    for fd, path in _spares.pop(folder, []):
+        _remove(path)
+        os.close(fd)
+
+
+def _put_away_all() -> None:
+    for folder in list(_spares):
+        put_away(folder)
+
+
+def _drop_all() -> None:
+    """Keep nobody's place in a forked child: a pipe that is read looks like a living waiter."""
+    for place in list(_standing):
+        place.drop()
+    while _spares:
+        for fd, _ in _spares.popitem()[1]:
+            os.close(fd)
+
+
+atexit.register(_put_away_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_all)
 
 
 def can_queue() -> bool:
@@ -117,8 +237,22 @@ def _key(namespace: str, name: str) -> str:
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}-"
 
 
+def _empty(fd: int) -> None:
+    """Forget the hints that came too late for whoever waited here before."""
+    try:
+        os.read(fd, 64)
+    except BlockingIOError:
+        return  # as it should be
+
+
+def _step_aside() -> None:
+    """Let whoever was woken run now: kernels like to put it on our core, behind us."""
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+
+
 def _remove(path: str) -> None:
     try:
         os.unlink(path)
-    except FileNotFoundError:
-        return  # whoever woke us last was quicker
+    except OSError:
+        return  # whoever woke us last was quicker, or it is another user's

@@ -25,7 +25,10 @@ except ImportError:  # Windows has no flock: deaths are noticed by expiry only
     fcntl = None
 
 _SUFFIX = ".pulse"
-_pulses: list[Pulse] = []
+_beating: list[Pulse] = []
+# Locked files that somebody removed while leases leaned on them. They stay open, for else their
+# inodes could become those of new files that nobody has locked.
+_removed: list[int] = []
 
 
 class Pulse:
@@ -39,7 +42,6 @@ class Pulse:
         self.inode = ""
         self.leases: set[str] = set()
         self._pid = 0
-        _pulses.append(self)
 
     def beat(self, nonce: str) -> tuple[str, str]:
         """Make sure that this process's file exists and is locked; return its name and inode.
@@ -100,11 +102,15 @@ class Pulse:
         """Close this process's copy without unlocking: what a forked child does."""
         if self.fd >= 0:
             os.close(self.fd)
+            _beating.remove(self)
         self.fd, self.name, self.inode, self._pid = -1, "", "", 0
         self.leases = set()
 
     def _start(self, nonce: str) -> None:
+        if self.leases:
+            _removed.append(os.dup(self.fd))
         self.drop()
+        os.makedirs(self.folder, exist_ok=True)
         while True:
             name = nonce + _SUFFIX
             fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -114,6 +120,7 @@ class Pulse:
             if status.st_nlink >= 1:
                 self.fd, self.name, self.inode = fd, name, _inode(status)
                 self._pid = os.getpid()
+                _beating.append(self)
                 return
             os.close(fd)
 
@@ -130,11 +137,21 @@ class Pulse:
 
 def _end_all() -> None:
     """Leave no file behind, but for a process that exits with leases: its file says it is dead."""
-    for pulse in _pulses:
+    for pulse in _beating[:]:
         pulse.end()
 
 
+def _drop_all() -> None:
+    """Vouch for nobody in a forked child."""
+    for pulse in _beating[:]:
+        pulse.drop()
+    while _removed:
+        os.close(_removed.pop())
+
+
 atexit.register(_end_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_all)
 
 
 def _inode(status: os.stat_result) -> str:

@@ -7,14 +7,19 @@ up. What came too late is then known not to have happened.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
+import threading
 import time
+import weakref
 
 from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from typing import TypeVar
 
     from fencepost.world.api import World
@@ -24,8 +29,9 @@ if TYPE_CHECKING:
 OLDEST = (3, 35, 0)
 PATIENCE = 5.0
 
-# Connections that a fork carried into this process. Using them would corrupt the file, and even
-# closing them runs SQLite code on locks that belong to the parent: so they are kept, untouched.
+# Connections that a fork carried into this process although nobody announced it to Python. Using
+# them would corrupt the file, and even closing them runs SQLite code on locks that belong to the
+# parent: so they are kept, untouched.
 _carried_over: list[sqlite3.Connection] = []
 
 
@@ -39,8 +45,9 @@ class SqliteFile:
         self._world, self._set_up = world, set_up
         self._turn = world.mutex()
         self._connection: sqlite3.Connection | None = None
-        self._durable = True
+        self._durable: bool | None = True
         refuse_old(sqlite3.sqlite_version_info)
+        _files.add(self)
 
     def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
         """Run ``work`` outside of any transaction: for a single statement that reads."""
@@ -62,15 +69,15 @@ class SqliteFile:
         with self._turn:
             connection = self._open(patience)
             self._be_durable(connection, durable=durable)
-            self._until_free(connection, _begin, patience)
             try:
+                self._until_free(connection, _begin, patience)
                 result = work(connection)
-            except BaseException as error:
+                self._commit(connection, patience)
+            except (sqlite3.Error, OSError) as error:
+                raise self._told(error) from error
+            finally:
+                # Also after a signal: an open transaction would lock everybody out.
                 _roll_back(connection)
-                if isinstance(error, sqlite3.Error):
-                    raise self._told(error) from error
-                raise
-            self._commit(connection, patience)
             return result
 
     def write_one(
@@ -89,6 +96,19 @@ class SqliteFile:
         self._connection = None
         self._turn = self._world.mutex()
 
+    def stay_open(self) -> None:
+        """Keep the connection over a fork, for a process whose children never use SQLite."""
+        _files.discard(self)
+
+    def settle(self) -> AbstractContextManager[object]:
+        """Close the connection, so that a fork finds nothing to copy; return the turn, taken."""
+        turn = self._turn
+        turn.__enter__()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        return turn
+
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         with self._turn:
@@ -98,6 +118,7 @@ class SqliteFile:
 
     def _open(self, patience: float) -> sqlite3.Connection:
         if self._connection is not None:
+            _roll_back(self._connection)  # what two signals in a row may have left open
             return self._connection
         try:
             connection = sqlite3.connect(
@@ -117,6 +138,7 @@ class SqliteFile:
 
     def _be_durable(self, connection: sqlite3.Connection, *, durable: bool) -> None:
         if durable is not self._durable:
+            self._durable = None  # whatever a signal in between leaves us with
             connection.execute("PRAGMA synchronous=" + ("FULL" if durable else "NORMAL"))
             self._durable = durable
 
@@ -136,7 +158,7 @@ class SqliteFile:
                     _roll_back(connection)
                 if not _busy(error) or time.monotonic() >= give_up:
                     raise self._told(error) from error
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 raise self._told(error) from error
             time.sleep(pause * (0.5 + self._world.dice()))
             pause = min(pause * 1.5, 0.005)
@@ -150,22 +172,27 @@ class SqliteFile:
                 if _busy(error) and connection.in_transaction and time.monotonic() < give_up:
                     time.sleep(0.001)  # still open and nothing decided: ask again
                     continue
-                if connection.in_transaction:  # not committed, and now it never will be
+                # Open still, or without room for what it had to write: now it will never be.
+                if connection.in_transaction or _code(error) == sqlite3.SQLITE_FULL:
                     _roll_back(connection)
                     raise self._told(error) from error
                 raise OutcomeUnknown(f"{self.path!r} failed while committing: {error}") from error
             return
 
-    def _told(self, error: sqlite3.Error) -> Exception:  # noqa: PLR0911 -- a table of codes
-        """Return what a driver's error means for the caller."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    def _told(self, error: sqlite3.Error | OSError) -> Exception:  # noqa: PLR0911 -- a table of codes
+        """Return what an error of the driver or of the system means for the caller."""
+        if isinstance(error, OSError):
+            return self._told_of_system(error)
+        code = _code(error)
+        if _busy(error):
             return StoreUnavailable(f"{self.path!r} is busy: another process keeps it locked")
         if code == sqlite3.SQLITE_FULL:
             return StoreUnavailable(f"the disk of {self.path!r} is full: free some space")
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
             return Misuse(f"{self.path!r} cannot be written: {error}; check its permissions")
         if code == sqlite3.SQLITE_CANTOPEN:
+            if os.path.isdir(self.path):
+                return BadUrl(f"{self.path!r} is a folder: name a file in it")
             return BadUrl(
                 f"{self.path!r} cannot be opened: does its folder exist, and may you write there?"
             )
@@ -174,6 +201,38 @@ class SqliteFile:
         if code == sqlite3.SQLITE_ERROR:
             return Misuse(f"the tables in {self.path!r} are not what fencepost left there: {error}")
         return StoreUnavailable(f"{self.path!r}: {error}")
+
+    def _told_of_system(self, error: OSError) -> Exception:
+        if error.errno == errno.ENOSPC:
+            return StoreUnavailable(f"the disk of {self.path!r} is full: free some space")
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
+            return Misuse(f"what belongs to {self.path!r} cannot be written: {error}")
+        return StoreUnavailable(f"{self.path!r}: {error}")
+
+
+# Every file of this process, so that none is open while it forks. SQLite keeps account of its
+# locks per process: a child that opened the file beside a copied connection would believe in
+# locks that only its parent has, and write to a log that others feel free to delete.
+_files: weakref.WeakSet[SqliteFile] = weakref.WeakSet()
+_fork_turn = threading.Lock()
+_turns_taken: list[AbstractContextManager[object]] = []
+
+
+def _before_fork() -> None:
+    _fork_turn.acquire()
+    _turns_taken.extend(file.settle() for file in list(_files))
+
+
+def _after_fork() -> None:
+    while _turns_taken:
+        _turns_taken.pop().__exit__(None, None, None)
+    _fork_turn.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )
 
 
 def refuse_old(version: tuple[int, ...]) -> None:
@@ -203,5 +262,11 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _busy(error: sqlite3.Error) -> bool:
+    # PROTOCOL is what a reader is told who lost the race for a snapshot too often.
+    busy = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
+    return _code(error) in busy
+
+
+def _code(error: sqlite3.Error) -> int:
     code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return code

@@ -1,0 +1,81 @@
+"""``fencepost migrate`` prepares a store, or an application's database for fences."""
+
+from __future__ import annotations
+
+from fencepost.cli.asking import asked, opened, url_of
+from fencepost.cli.main import FINE
+from fencepost.errors import BadUrl, StoreUnavailable
+from fencepost.fence import CREATE_GUARD
+from fencepost.stores.open import redacted
+from fencepost.world.blocking import BlockingWorld
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
+
+_SQLITE = "sqlite:///"
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb ``migrate``."""
+    parser = subparsers.add_parser("migrate", help="create or upgrade the tables of a store")
+    parser.add_argument(
+        "--guard",
+        metavar="URL",
+        help="create the table for fences in an application's database instead",
+    )
+    parser.add_argument("--sql", action="store_true", help="print the statements, change nothing")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepare a database, or print what would."""
+    url = args.guard or url_of(args)
+    if args.sql:
+        for statement in _statements(url, guard=bool(args.guard)):
+            print(statement.strip() + ";")
+        return FINE
+    if args.guard:
+        _create_guard(url)
+    else:
+        store = opened(args, BlockingWorld())
+        asked(store.views())  # whoever opens a store brings it up to date
+        asked(store.close())
+    if not args.quiet:
+        print(f"{redacted(url)} is ready")
+    return FINE
+
+
+def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
+    if guard:
+        return (CREATE_GUARD,)
+    if not url.startswith(_SQLITE):
+        raise BadUrl(f"{redacted(url)!r} has no tables to create: only sqlite:/// URLs do")
+    from fencepost.stores.sqlite import CREATE
+
+    return CREATE
+
+
+def _create_guard(url: str) -> None:
+    if not url.startswith(_SQLITE) or url == _SQLITE:
+        raise BadUrl(
+            f"{redacted(url)!r} names no SQLite file: write sqlite:///relative.db or "
+            "sqlite:////absolute/path.db, or apply the statement of 'migrate --guard URL --sql'"
+        )
+    import sqlite3
+    from urllib.parse import unquote
+
+    path = unquote(url.removeprefix(_SQLITE).partition("?")[0])
+    try:
+        database = sqlite3.connect(path)
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{path!r} cannot be opened: {error}") from error
+    try:
+        with database:
+            database.execute(CREATE_GUARD)
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"{path!r} cannot be prepared: {error}") from error
+    finally:
+        database.close()

@@ -1,0 +1,91 @@
+"""To run a command under a lease is to renew it until nothing of the command is left.
+
+The wrapper of a command has one thread, and this loop is its keeper. It stops nothing by itself:
+after each renewal it tells the guards until when the command may run, and they see to it.
+"""
+
+from __future__ import annotations
+
+from fencepost.flows.keep import renew
+from fencepost.model.command import QUICK, must_end
+from fencepost.model.lease import Phase
+from fencepost.model.named import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    from fencepost.flows.keep import Hold
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+    class Command(Protocol):
+        """A command under guard; ``world.guardian.Guarded`` is the real one."""
+
+        report: int
+        asked: bool
+        orphaned: bool
+        gone: bool
+
+        @property
+        def code(self) -> int:
+            """How the command ended, as a shell would say it."""
+
+        def extend(self, ask_at: float, kill_at: float) -> None:
+            """Tell the guards until when the command may run."""
+
+        def listen(self) -> None:
+            """Take note of what the guards reported."""
+
+        def mop_up(self) -> None:
+            """Take one step at ending what a dead guardian left behind."""
+
+
+# A wait does not count the time a machine was suspended, and a lease does.
+_LONGEST_NAP = 1.0
+_GLANCE = 0.02
+
+
+class Ended(NamedTuple):
+    """How a command ended, and why it was stopped if it was."""
+
+    code: int
+    why_stopped: str | None
+
+
+async def oversee(
+    world: World, store: LeaseStore, hold: Hold, command: Command, *, notice: float
+) -> Ended:
+    """Keep the lease while the command runs; return once nothing of it is left."""
+    told = must_end(hold.trust, ends=hold.ends, notice=notice)
+    while not command.gone:
+        now = world.clocks.boottime()
+        if now >= hold.wakes():
+            await renew(world, store, hold)
+            now = world.clocks.boottime()
+        until = must_end(hold.trust, ends=hold.ends, notice=notice)
+        if hold.phase(now) is Phase.LOST:
+            # Others may have it already, so there is no time to lose; and this is the last word.
+            until = (min(told[0], now), min(told[1], now + QUICK))
+        if until != told:
+            command.extend(*until)
+            told = until
+        if command.orphaned:
+            await world.call(command.mop_up)
+            await world.sleep(_GLANCE)
+        elif await world.readable(command.report, min(hold.wakes() - now, _LONGEST_NAP)):
+            command.listen()
+    now = world.clocks.boottime()
+    hold.phase(now)  # whoever was stopped for long learns of both ends at once
+    used_up = hold.ends is not None and now >= hold.ends - notice
+    return Ended(command.code, _why(hold, command, used_up=used_up))
+
+
+def _why(hold: Hold, command: Command, *, used_up: bool) -> str | None:
+    if hold.why_lost is not None:
+        return hold.why_lost
+    if command.orphaned:
+        return "its guardian was killed"
+    if not command.asked:
+        return None
+    return "max_hold is used up" if used_up else "no renewal was confirmed in time"

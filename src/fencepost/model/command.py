@@ -1,0 +1,34 @@
+"""When a command must stop because of its lease, and which number says how it ended."""
+
+from __future__ import annotations
+
+from fencepost.model.lease import stop_times
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fencepost.model.lease import Trust
+
+# A command's children would still be at work under a shorter lease when others may start.
+SHORTEST_TTL = 5.0
+# From SIGTERM to SIGKILL when others may be waiting for the end already.
+QUICK = 0.3
+
+
+def must_end(held: Trust, *, ends: float | None, notice: float) -> tuple[float, float]:
+    """Return when a command is asked to stop and when it is killed, unless the lease is renewed.
+
+    ``ends`` is the instant at which ``max_hold`` is used up; the command hears of it ``notice``
+    seconds before.
+    """
+    ask, kill = stop_times(held)
+    return (ask, kill) if ends is None else (min(ask, ends - notice), kill)
+
+
+def notice_of(grace: float, *, max_hold: float | None) -> float:
+    """Return how long before the end of ``max_hold`` a command is asked to stop."""
+    return grace if max_hold is None else min(grace, max_hold / 2)
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell would: a death by signal n, given as -n, is 128 + n."""
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,1 @@
+"""What users test with: a settable clock, a conformance suite, a simulator, a history checker."""

@@ -1,0 +1,153 @@
+"""A command runs under guard, so that nothing of it is alive when others may have its lease.
+
+``start`` forks a guardian, which forks a sentinel and the command (``guards.py``, ``sentinel.py``).
+This side is the wrapper's, which holds the lease. Each of them can die at any time: whoever is
+left ends the command and all of its children. The guards end them at the deadlines that they were
+last told, too, so a wrapper that is merely stopped does no harm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from fencepost.model.command import QUICK, shell_code
+from fencepost.world.clocks import SystemClocks
+from fencepost.world.guards import Orders, be_guardian
+from fencepost.world.strays import Trail
+from fencepost.world.wire import Inbox, tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What is passed on to the command, rather than obeyed.
+FORWARDED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_KILLED = -signal.SIGKILL
+
+
+class Guarded:
+    """A command under guard, as the process that holds its lease sees it."""
+
+    def __init__(self, guardian: int, *, nonce: str, report: int, posts: tuple[int, int]) -> None:
+        self.report = report
+        self.failed = 0  # why it could not be started: an errno
+        self.asked = False  # whether a deadline came before a renewal did
+        self.orphaned = False  # whether the guardian died before the command
+        self.gone = False
+        self._code: int | None = None
+        self._guardian, self._sentinel = guardian, 0
+        self._inbox = Inbox(report)
+        self._to_guardian, self._to_sentinel = posts
+        self._trail = Trail(session=guardian, nonce=nonce)
+        self._kill_at: float | None = None
+
+    @property
+    def code(self) -> int:
+        """How the command ended, as a shell would say it."""
+        return shell_code(_KILLED if self._code is None else self._code)
+
+    def extend(self, ask_at: float, kill_at: float) -> None:
+        """Tell both guards until when the command may run."""
+        for post in (self._to_guardian, self._to_sentinel):
+            tell(post, "until", repr(ask_at), repr(kill_at))
+
+    def forward(self, signum: int) -> None:
+        """Have the command's process group get a signal. Safe in a signal handler."""
+        tell(self._to_guardian, "signal", int(signum))
+
+    def listen(self) -> None:
+        """Take note of what the guardian has reported, and of its death."""
+        for word, *values in self._inbox.lines():
+            if word == "sentinel":
+                self._sentinel = int(values[0])
+            elif word == "failed":
+                self.failed = int(values[0])
+            elif word == "asked":
+                self.asked = True
+            elif word == "ended":
+                self._code = int(values[0])
+            elif word == "gone":
+                self.gone = True
+        if self._inbox.closed and not self.gone:
+            self.orphaned = True
+
+    def mop_up(self) -> None:
+        """Do what a dead guardian no longer can, one step at a time, until all is ``gone``.
+
+        The guardian is not reaped before that: its number is that of the command's session.
+        """
+        now = SystemClocks().boottime()
+        spare = (os.getpid(), self._guardian, self._sentinel)
+        if self._kill_at is None:
+            self._kill_at = now + QUICK
+            if not tell(self._to_sentinel):  # else it is the sentinel who asks
+                self._trail.strike(signal.SIGTERM, spare=spare)
+        elif now >= self._kill_at:
+            self._trail.strike(signal.SIGKILL, spare=spare)
+        self.gone = not self._trail.find(spare=spare)
+
+    def close(self) -> None:
+        """Bury the guardian and close the pipes."""
+        for fd in (self._to_guardian, self._to_sentinel, self.report):
+            os.close(fd)
+        os.waitpid(self._guardian, 0)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    environment: dict[str, str],
+    nonce: str,
+    lifeline: int | None,
+    until: tuple[float, float],
+    grace: float,
+) -> Guarded:
+    """Start a command under guard.
+
+    ``lifeline`` is a descriptor that everything started here keeps open. What outlives the command
+    by itself is asked to stop, and killed ``grace`` seconds later.
+    """
+    guardian_reads, to_guardian = os.pipe()
+    sentinel_reads, to_sentinel = os.pipe()
+    report, guardian_reports = os.pipe()
+    os.set_blocking(to_guardian, False)
+    os.set_blocking(to_sentinel, False)
+    if lifeline is not None:
+        lifeline = os.dup(lifeline)  # the store's own descriptor is closed in whatever is forked
+    ignored = frozenset(s for s in FORWARDED if signal.getsignal(s) is signal.SIG_IGN)
+    # No handler of ours may run in the copy before it has done away with them.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            for fd in (to_guardian, to_sentinel, report):
+                os.close(fd)
+            orders = Orders(
+                argv=list(argv),
+                environment=environment,
+                nonce=nonce,
+                lifeline=lifeline,
+                ask_at=until[0],
+                kill_at=until[1],
+                grace=grace,
+                ignored=ignored,
+                mask={int(s) for s in mask},
+            )
+            be_guardian(
+                orders, mine=guardian_reads, sentinels=sentinel_reads, report=guardian_reports
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for fd in (guardian_reads, sentinel_reads, guardian_reports):
+            os.close(fd)
+        if lifeline is not None:
+            os.close(lifeline)
+    return Guarded(pid, nonce=nonce, report=report, posts=(to_guardian, to_sentinel))

@@ -1,0 +1,247 @@
+"""The guardian starts a command, ends it when it must, and leaves only when nothing of it is left.
+
+It leads a session of its own, in which the command is a process group. It ends the command at the
+deadlines that the wrapper last sent, and at once if the wrapper is gone. What the command leaves
+behind when it ends by itself is asked to stop, and killed after a grace.
+
+It runs after a fork without exec, in a copy of a program that had files and a database open. So it
+closes all of that, touches nothing of it, and leaves by ``os._exit``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+
+from fencepost.model.command import QUICK
+from fencepost.model.named import NamedTuple
+from fencepost.world.clocks import SystemClocks
+from fencepost.world.sentinel import be_sentinel, let_go_of_all_but
+from fencepost.world.strays import Trail, group_exists, strike_group
+from fencepost.world.wire import Inbox, tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import NoReturn
+
+_NEVER = float("inf")
+# A poll does not count the time a machine was suspended; the deadlines do. So nobody sleeps longer.
+_LONGEST_NAP = 1.0
+# How often to look whether the processes that were told to end have ended.
+_GLANCE = 0.03
+
+# What a terminal, an init system or an operator may send to the whole tree: the command gets it,
+# the guards wait for the command.
+_DEAF_TO = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGPIPE,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+    signal.SIGTTOU,
+)
+# What the interpreter and the guards have changed, and the command must not inherit.
+_RESTORED = (*_DEAF_TO, signal.SIGCHLD, signal.SIGXFSZ)
+_boottime = SystemClocks().boottime
+
+
+class Orders(NamedTuple):
+    """What the guards are to run, and until when."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    nonce: str
+    lifeline: int | None
+    ask_at: float
+    kill_at: float
+    grace: float
+    ignored: frozenset[int]
+    mask: set[int]
+
+
+def be_guardian(orders: Orders, *, mine: int, sentinels: int, report: int) -> NoReturn:
+    """Run the command and guard it, to the end of this process.
+
+    ``mine`` and ``sentinels`` are read by the two guards, ``report`` is written to.
+    """
+    try:
+        os.setsid()
+        _be_deaf(orders.mask)
+        _Guardian(orders, Inbox(mine), sentinels, report).stand()
+    except _NotStarted as failure:
+        tell(report, "failed", failure.args[0])
+    finally:  # whatever went wrong: the sentinel and the wrapper see us go, and clean up
+        os._exit(0)
+
+
+class _NotStarted(Exception):
+    """The machine has no room for another process."""
+
+
+class _Guardian:
+    def __init__(self, orders: Orders, inbox: Inbox, sentinels: int, report: int) -> None:
+        self._orders, self._inbox, self._report = orders, inbox, report
+        self._trail = Trail(session=os.getpid(), nonce=orders.nonce)
+        self._ask_at, self._kill_at = orders.ask_at, orders.kill_at
+        self._last_at = _NEVER  # the end that no renewal can move any more
+        self._asked = self._struck = self._ended = False
+        self._bell = _bell_for_deaths()
+        told, self._to_sentinel = os.pipe()
+        self._sentinel = _fork()
+        if self._sentinel == 0:
+            be_sentinel(
+                nonce=orders.nonce,
+                kill_at=orders.kill_at,
+                lifeline=orders.lifeline,
+                wrapper=sentinels,
+                guardian=told,
+            )
+        tell(self._report, "sentinel", self._sentinel)
+        self._life, self._command = self._start_command()
+        keep = (self._inbox.fd, self._report, self._to_sentinel, self._life, *self._bell)
+        let_go_of_all_but(*keep, orders.lifeline)
+
+    def stand(self) -> None:
+        """Guard the command until nothing of it is left."""
+        while True:
+            self._obey()
+            if self._inbox.closed:  # the wrapper is gone
+                self._end_by(_boottime() + QUICK)
+            if not self._ended:
+                self._look_at_command()
+            if self._ended:
+                if self._nothing_left():
+                    break
+                self._end_by(_boottime() + self._orders.grace)
+            self._wait(self._act())
+        tell(self._report, "gone")
+        tell(self._to_sentinel, "done")
+
+    def _start_command(self) -> tuple[int, int]:
+        """Start the command as a group of its own, with two pledges in hand.
+
+        One is the pulse, which tells others that the lease's holder lives, and now means the
+        command and its children too. The other is one end of a pipe whose other end stays here:
+        by it we see them go. The command finds the signals as the wrapper did.
+        """
+        orders = self._orders
+        life, pledge = os.pipe()
+        for fd in (pledge, orders.lifeline):
+            if fd is not None:
+                os.set_inheritable(fd, True)  # noqa: FBT003 -- the standard library's way
+        try:
+            command = os.posix_spawnp(
+                orders.argv[0],
+                orders.argv,
+                orders.environment,
+                setpgroup=0,
+                setsigmask=orders.mask,
+                setsigdef=[s for s in _RESTORED if s not in orders.ignored],
+            )
+        except (OSError, ValueError) as error:  # a ValueError: no name, or a NUL in an argument
+            tell(self._report, "failed", getattr(error, "errno", None) or errno.EINVAL)
+            self._ended, command = True, 0
+        return life, command
+
+    def _obey(self) -> None:
+        for word, *values in self._inbox.lines():
+            if word == "until":
+                self._ask_at, self._kill_at = float(values[0]), float(values[1])
+                if self._ask_at > _boottime() and self._last_at == _NEVER:
+                    self._asked = False  # renewed after all: should it happen again, ask again
+            elif word == "signal" and not self._ended:
+                strike_group(self._command, int(values[0]))
+
+    def _end_by(self, instant: float) -> None:
+        """Ask all that is left to stop, now, and kill it at ``instant``, come what may."""
+        self._last_at = min(self._last_at, instant)
+
+    def _act(self) -> float:
+        """Ask or kill if it is time to; return for how long nothing more is to be done."""
+        now, final = _boottime(), self._last_at != _NEVER
+        ask_at = now if final else self._ask_at
+        kill_at = min(self._kill_at, self._last_at)
+        if now >= kill_at:
+            self._strike(signal.SIGKILL)
+        elif now >= ask_at and not self._asked:
+            self._asked = True
+            if not final:
+                tell(self._report, "asked")
+            self._strike(signal.SIGTERM)
+        if self._ended or now >= kill_at:
+            return _GLANCE
+        until = kill_at if self._asked else min(ask_at, kill_at)
+        return min(max(until - _boottime(), 0.0), _LONGEST_NAP)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a word from the wrapper, a death, or the time to act."""
+        poll = select.poll()
+        poll.register(self._bell[0], select.POLLIN)
+        if not self._inbox.closed:
+            poll.register(self._inbox.fd, select.POLLIN)
+        if self._ended and not self._life_is_over():
+            poll.register(self._life, select.POLLIN)
+        poll.poll(seconds * 1000)
+        try:
+            os.read(self._bell[0], 4096)
+        except BlockingIOError:
+            return
+
+    def _strike(self, signum: int) -> None:
+        self._struck = True
+        group = 0 if self._ended else self._command
+        if group:
+            strike_group(group, signum)
+        self._trail.strike(signum, spare=self._guards(), told=group)
+
+    def _look_at_command(self) -> None:
+        pid, status = os.waitpid(self._command, os.WNOHANG)
+        if pid:
+            self._ended = True
+            tell(self._report, "ended", os.waitstatus_to_exitcode(status))
+
+    def _nothing_left(self) -> bool:
+        if not self._command:
+            return True  # it never began
+        if not self._struck and self._life_is_over() and not group_exists(self._command):
+            return True
+        return not self._trail.find(spare=self._guards())
+
+    def _life_is_over(self) -> bool:
+        """Say whether everybody who inherited the command's end of the life pipe is gone."""
+        poll = select.poll()
+        poll.register(self._life, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _guards(self) -> tuple[int, int]:
+        return os.getpid(), self._sentinel
+
+
+def _fork() -> int:
+    try:
+        return os.fork()
+    except OSError as error:
+        raise _NotStarted(error.errno or errno.EAGAIN) from error
+
+
+def _bell_for_deaths() -> tuple[int, int]:
+    """Return a pipe into which the interpreter writes a byte whenever a child has died."""
+    ends = os.pipe()
+    for fd in ends:
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ends[1], warn_on_full_buffer=False)
+    return ends
+
+
+def _be_deaf(mask: Iterable[int]) -> None:
+    for signum in _DEAF_TO:
+        signal.signal(signum, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

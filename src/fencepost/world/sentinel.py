@@ -1,0 +1,102 @@
+"""The sentinel watches over the guardian: if that is gone, it ends the command itself.
+
+If the guardian is only stopped, or slow, the sentinel kills at the last deadline. Otherwise it
+keeps still, so that a command does not get every signal twice.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from fencepost.model.command import QUICK
+from fencepost.world.clocks import SystemClocks
+from fencepost.world.strays import Trail
+from fencepost.world.wire import Inbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# A poll does not count the time a machine was suspended; the deadlines do. So nobody sleeps longer.
+_LONGEST_NAP = 1.0
+_GLANCE = 0.02
+# The guardian goes first.
+_AFTER_YOU = 0.1
+_boottime = SystemClocks().boottime
+
+
+def be_sentinel(
+    *, nonce: str, kill_at: float, lifeline: int | None, wrapper: int, guardian: int
+) -> NoReturn:
+    """Watch over the guardian, to the end of this process.
+
+    ``wrapper`` and ``guardian`` are what those two write to.
+    """
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        let_go_of_all_but(wrapper, guardian, lifeline)
+        trail = Trail(session=os.getsid(0), nonce=nonce)
+        _Sentinel(trail, kill_at, Inbox(wrapper), Inbox(guardian)).stand()
+    finally:
+        os._exit(0)
+
+
+class _Sentinel:
+    def __init__(self, trail: Trail, kill_at: float, wrapper: Inbox, guardian: Inbox) -> None:
+        self._trail, self._wrapper, self._guardian = trail, wrapper, guardian
+        self._spare = (os.getpid(), os.getppid())
+        self._kill_at = kill_at + _AFTER_YOU
+
+    def stand(self) -> None:
+        """Watch until the guardian says that all is done, or is gone and we have done it."""
+        bereft = False  # of the wrapper
+        while True:
+            for _, _, kill_at in self._wrapper.lines():
+                self._kill_at = float(kill_at) + _AFTER_YOU
+            if self._wrapper.closed and not bereft:
+                bereft = True
+                self._kill_at = min(self._kill_at, _boottime() + QUICK + _AFTER_YOU)
+            if ["done"] in self._guardian.lines():
+                return
+            if self._guardian.closed:
+                self._take_over()
+                return
+            nap = _LONGEST_NAP
+            if _boottime() >= self._kill_at:  # the guardian should have, and has not
+                self._trail.strike(signal.SIGKILL, spare=self._spare)
+                nap = 10 * _GLANCE
+            self._wait(min(nap, max(self._kill_at - _boottime(), 10 * _GLANCE)), bereft=bereft)
+
+    def _wait(self, seconds: float, *, bereft: bool) -> None:
+        poll = select.poll()
+        poll.register(self._guardian.fd, select.POLLIN)
+        if not bereft:
+            poll.register(self._wrapper.fd, select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def _take_over(self) -> None:
+        """End the command: ask first, kill soon."""
+        kill_at = min(_boottime() + QUICK, self._kill_at)
+        self._trail.strike(signal.SIGTERM, spare=self._spare)
+        while self._trail.find(spare=self._spare):
+            if _boottime() >= kill_at:
+                self._trail.strike(signal.SIGKILL, spare=self._spare)
+            select.poll().poll(_GLANCE * 1000)
+
+
+def let_go_of_all_but(*keep: int | None) -> None:
+    """Close what belongs to others, and keep no folder and no terminal busy."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    for entry in os.listdir("/proc/self/fd"):
+        fd = int(entry)
+        if fd > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                continue  # it was the one that listed them
+    os.chdir("/")

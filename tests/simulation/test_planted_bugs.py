@@ -1,0 +1,44 @@
+"""A simulator that finds nothing proves nothing: here is what it must find, and how soon."""
+
+from __future__ import annotations
+
+import pytest
+from planted import PLANTED
+
+from fencepost.flows import keep
+from fencepost.model import lease
+from fencepost.testing.checker import check
+from fencepost.testing.simulator.cluster import Parts, simulate
+
+WITHIN = 1000
+
+
+@pytest.mark.parametrize(("rule", "parts"), PLANTED.values(), ids=PLANTED.keys())
+def test_a_planted_bug_is_caught(rule: str, parts: Parts) -> None:
+    assert caught(rule, parts) is not None
+
+
+@pytest.mark.parametrize("constant", ["MARGIN", "DRIFT"])
+def test_a_holder_that_allows_for_nothing_is_caught(
+    constant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, constant, 0.0)
+    assert caught("proof", Parts()) is not None
+
+
+def test_a_holder_that_counts_from_the_reply_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    confirm = keep.Hold.confirm
+
+    def confirm_late(hold: keep.Hold, sent: float, *, ttl: float) -> None:
+        confirm(hold, sent + 0.1, ttl=ttl)  # about as long as a slow reply takes
+
+    monkeypatch.setattr(keep.Hold, "confirm", confirm_late)
+    assert caught("proof", Parts()) is not None
+
+
+def caught(rule: str, parts: Parts) -> int | None:
+    """Return the first seed that breaks the promise."""
+    for seed in range(WITHIN):
+        if any(violation.rule == rule for violation in check(simulate(seed, parts=parts))):
+            return seed
+    return None
