@@ -116,8 +116,8 @@ class Lease:
     def fence(self, conn: object, *, resource: str | None = None) -> None:
         """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.
 
-        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a write transaction; see
-        docs/fencing.md.
+        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a transaction that has read nothing
+        yet, or has the write lock; see docs/fencing.md.
         """
         admit(conn, resource=resource or self._resource(), token=self.token)
         self.check()

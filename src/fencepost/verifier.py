@@ -153,7 +153,7 @@ def presented(
     """Read a request's claim. None if it makes none and none is required.
 
     A safe method need not carry a token, but one that does is held to it: a successor that reads
-    with its token has thereby shut out its predecessor, and acts on what stays true.
+    with its token shuts its predecessor out before it decides anything.
     """
     if not tokens:
         return _missing(method) if required and method not in SAFE_METHODS else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,7 +151,7 @@ def test_a_read_before_the_fence_of_a_deferred_transaction_is_refused(
             lease.fence(conn)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="autocommit= came with Python 3.12")
+@pytest.mark.since(3, 12)  # when autocommit= came
 def test_an_engine_without_autocommit_fences_first(database: str, lease: Lease) -> None:
     engine = create_engine(f"sqlite:///{database}", connect_args={"autocommit": False})
     with engine.begin() as conn:
@@ -221,8 +220,6 @@ def test_an_async_connection_is_refused_with_a_way_out(lease: Lease, module: str
 def test_an_async_connection_is_recognised_from_inside_of_run_sync(
     database: str, lease: Lease
 ) -> None:
-    pytest.importorskip("greenlet")
-    pytest.importorskip("aiosqlite")
     from sqlalchemy.ext.asyncio import create_async_engine
 
     async def both_ways() -> None:

@@ -264,7 +264,7 @@ def test_the_row_factory_of_the_user_does_not_matter(
     assert conn.row_factory is factory
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="autocommit= came with Python 3.12")
+@pytest.mark.since(3, 12)  # when autocommit= came
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 def test_a_connection_that_is_always_in_a_transaction_fences_first(
     database: str, lease: Lease, journal: str
@@ -286,7 +286,7 @@ def test_a_connection_that_is_always_in_a_transaction_fences_first(
     assert highest(database, "default/billing") == lease.token
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="autocommit= came with Python 3.12")
+@pytest.mark.since(3, 12)  # when autocommit= came
 def test_a_connection_in_autocommit_mode_is_refused(database: str, lease: Lease) -> None:
     options = {"autocommit": True}
     with closing(sqlite3.connect(database, **options)) as conn:  # type: ignore[call-overload]

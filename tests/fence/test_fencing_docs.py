@@ -64,6 +64,7 @@ def serving(example: str, folder: Path) -> Iterator[str]:
             finally:
                 server.shutdown()
                 thread.join()
+                names["app"]._guards.close()
     finally:
         os.chdir(before)
 

@@ -116,7 +116,6 @@ def test_processes_share_the_maximum(guards: SqliteGuards, tmp_path: Path) -> No
     assert guards.highest("r") == 199
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_and_its_parent_share_the_maximum(guards: SqliteGuards) -> None:
     guards.admit("r", token=1)
     child = os.fork()
