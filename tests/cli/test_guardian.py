@@ -61,12 +61,32 @@ def test_after_kill_9_the_successor_starts_soon_and_alone(
     assert took.at - killed_at < 10  # of a ttl of 600; usually well under one
 
 
-def test_a_daemon_that_closed_everything_is_found_by_its_mark(kit: Kit) -> None:
-    tree, worker = kit.start_worker("job", *LONG, options="aloof stubborn")
+@pytest.mark.parametrize("options", ["aloof stubborn", "masked stubborn"])
+@pytest.mark.parametrize("victim", ["wrapper", "guardian", "command"])
+def test_a_daemon_is_found_by_its_mark_or_by_its_pledge(
+    kit: Kit, options: str, victim: str
+) -> None:
+    """One has closed all that it inherited, the other begins with an empty environment."""
+    tree, worker = kit.start_worker("job", *LONG, "--grace", "300ms", options=options)
     successor = kit.start_successor("job", *LONG)
-    tree.kill("wrapper")
+    tree.kill(victim)
     assert took_over(successor).alone
     assert worker.living() == []
+
+
+def test_the_guards_do_not_answer_to_the_name_of_the_wrapper(kit: Kit) -> None:
+    tree, _ = kit.start_worker("job", *LONG)
+    names = {role: comm(getattr(tree, role)) for role in ("wrapper", "guardian", "sentinel")}
+    assert names == {
+        "wrapper": "fencepost",
+        "guardian": "fence-guardian",
+        "sentinel": "fence-sentinel",
+    }
+
+
+def comm(pid: int) -> str:
+    with open(f"/proc/{pid}/comm") as file:
+        return file.read().strip()
 
 
 def test_killing_the_wrappers_whole_process_group_ends_the_command(kit: Kit) -> None:

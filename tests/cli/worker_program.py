@@ -25,6 +25,8 @@ def work(kind: str, folder: str, place: str) -> None:
 def main(folder: str, place: str, *options: str) -> None:
     if "stubborn" in options:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "daemon" in options:
+        work("daemon", folder, place)
     if os.fork() == 0:
         work("child", folder, place)
     if os.fork() == 0:
@@ -33,6 +35,9 @@ def main(folder: str, place: str, *options: str) -> None:
             os._exit(0)
         if "aloof" in options:  # as proper daemons do
             os.closerange(0, 1000)
+        if "masked" in options:
+            again = [sys.executable, __file__, folder, place, "daemon", *options]
+            os.execve(sys.executable, again, {})
         work("daemon", folder, place)
     if "brief" in options:
         while not all(os.path.exists(os.path.join(place, kind)) for kind in ("child", "daemon")):

@@ -8,6 +8,7 @@ import sqlite3
 import sys
 import threading
 import time
+from functools import partial
 
 from fencepost import Fencepost, FencepostError
 from fencepost.world.clocks import SystemClocks
@@ -119,8 +120,8 @@ class Puppet:
             at = float(start) + number * 0.08
             while time.monotonic() < at:
                 pass  # a sleep would spread us out
-            fp = Fencepost(f"sqlite:///{folder}/{number}.db")
-            answer = self._try(lambda fp=fp: fp.lock("x", wait="30s").acquire() and fp.close())  # type: ignore[misc]
+            with Fencepost(f"sqlite:///{folder}/{number}.db") as fp:
+                answer = self._try(partial(enter, fp.lock("x", wait="30s")))
             if answer != "fine":
                 return answer
         return "fine"
@@ -131,6 +132,11 @@ class Puppet:
         except FencepostError as error:
             return f"{type(error).__name__} {error}"
         return "fine"
+
+
+def enter(lock: Lock) -> None:
+    with lock as lease:
+        lease.check()
 
 
 def main() -> None:

@@ -219,21 +219,20 @@ def test_a_signal_at_any_instant_leaves_the_file_and_the_locks_usable(tmp_path: 
         raise Interrupted
 
     fp = Fencepost(url_of(tmp_path))
-    lock = fp.lock("x", ttl="0.3s", wait="20s")
-    with lock:
-        pass
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for number in range(60):
             with suppress(Interrupted):
                 signal.setitimer(signal.ITIMER_REAL, 0.0001 + number * 0.00002)
-                with lock:
-                    while True:
-                        time.sleep(1)
-            with lock as lease:  # within a ttl at the latest
+                with fp.lock(f"{number}", ttl="0.3s", wait="20s"):
+                    end = time.monotonic() + 0.01
+                    while time.monotonic() < end:
+                        time.sleep(0.0001)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            with fp.lock("after", wait="20s") as lease:  # the file is not left locked
                 lease.check()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    until(lambda: [view for view in fp.locks() if view.name != "after"] == [], within=10)
     fp.close()
-    assert waiters(tmp_path) == []

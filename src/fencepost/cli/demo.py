@@ -143,8 +143,14 @@ class _Story:
             print(f"  {title:<22}{writes:<9}{late}")
         print()
         kept = fenced == (3, 0) and unfenced == (4, 1)
-        print("  " + ("The lock changed hands. Only the fence kept the zombie out." if kept else
-                      "This is not how it should end: please report it."))
+        print(
+            "  "
+            + (
+                "The lock changed hands. Only the fence kept the zombie out."
+                if kept
+                else "This is not how it should end: please report it."
+            )
+        )
         return 0 if kept else 1
 
     def _late_writes(self, table: str) -> tuple[int, int]:

@@ -66,6 +66,8 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command under its lease and return the exit code."""
     wanted = _wanted(args)
+    if not os.path.exists("/proc/self/stat"):
+        raise Misuse("exec needs Linux's /proc, by which it finds what a command has started")
     _open_standard_streams()
     world = BlockingWorld()
     store = opened(args, world)
@@ -174,9 +176,10 @@ class _Errand:
             say(f"{wanted.command[0]!r} was not run: {os.strerror(command.failed)}")
             missing = command.failed in (errno.ENOENT, errno.ENOTDIR)
             return NOT_FOUND if missing else NOT_EXECUTABLE
-        if ended.why_stopped is not None:
+        if ended.why is not None:
             what = "lost" if hold.why_lost is not None else "in danger"
-            say(f"lease {hold.name!r} was {what}: {ended.why_stopped}; the command was stopped")
+            end = "was stopped" if ended.stopped else "had ended by itself"
+            say(f"lease {hold.name!r} was {what}: {ended.why}; the command {end}")
         elif not kept:
             say(f"lease {hold.name!r} was lost before the command ended; look for a later holder")
         return ended.code

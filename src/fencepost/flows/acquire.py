@@ -103,7 +103,8 @@ class _Asking:
             return granted
         finally:
             if place is not None:
-                await place.leave(served=served)
+                # Where there are more permits, the next in line may be served as well.
+                await place.leave(served=served and len(self._names) == 1)
 
     async def _settle(self, name: str) -> Granted:
         """Ask until the store's answer is known, for as long as a grant could last."""
@@ -136,7 +137,7 @@ class _Asking:
         other holder in between, is for anybody.
         """
         if await place.turn(patience):
-            return True
+            return len(self._names) == 1 or await self._looks_free() is not None
         before, self._seen_free = self._seen_free, await self._looks_free()
         if self._seen_free is None:
             return False

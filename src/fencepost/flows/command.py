@@ -47,10 +47,11 @@ _GLANCE = 0.02
 
 
 class Ended(NamedTuple):
-    """How a command ended, and why it was stopped if it was."""
+    """How a command ended, and what befell its lease meanwhile."""
 
     code: int
-    why_stopped: str | None
+    why: str | None
+    stopped: bool
 
 
 async def oversee(
@@ -78,7 +79,8 @@ async def oversee(
     now = world.clocks.boottime()
     hold.phase(now)  # whoever was stopped for long learns of both ends at once
     used_up = hold.ends is not None and now >= hold.ends - notice
-    return Ended(command.code, _why(hold, command, used_up=used_up))
+    stopped = command.asked or command.orphaned
+    return Ended(command.code, _why(hold, command, used_up=used_up), stopped)
 
 
 def _why(hold: Hold, command: Command, *, used_up: bool) -> str | None:

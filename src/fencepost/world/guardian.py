@@ -13,7 +13,7 @@ import signal
 
 from fencepost.model.command import QUICK, shell_code
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.guards import Orders, be_guardian
+from fencepost.world.guards import Orders, Posts, be_guardian
 from fencepost.world.strays import Trail
 from fencepost.world.wire import Inbox, tell
 
@@ -30,23 +30,26 @@ FORWARDED = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+# What the command ignores if the wrapper was started so, as under nohup. The interpreter ignores
+# some others on its own account, whatever they were before.
+_INHERITED = (*FORWARDED, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _KILLED = -signal.SIGKILL
 
 
 class Guarded:
     """A command under guard, as the process that holds its lease sees it."""
 
-    def __init__(self, guardian: int, *, nonce: str, report: int, posts: tuple[int, int]) -> None:
+    def __init__(self, trail: Trail, *, report: int, posts: tuple[int, int]) -> None:
         self.report = report
         self.failed = 0  # why it could not be started: an errno
         self.asked = False  # whether a deadline came before a renewal did
         self.orphaned = False  # whether the guardian died before the command
         self.gone = False
         self._code: int | None = None
-        self._guardian, self._sentinel = guardian, 0
+        self._guardian, self._sentinel = trail.session, 0
         self._inbox = Inbox(report)
         self._to_guardian, self._to_sentinel = posts
-        self._trail = Trail(session=guardian, nonce=nonce)
+        self._trail = trail
         self._kill_at: float | None = None
 
     @property
@@ -118,11 +121,15 @@ def start(
     guardian_reads, to_guardian = os.pipe()
     sentinel_reads, to_sentinel = os.pipe()
     report, guardian_reports = os.pipe()
+    life, pledge = os.pipe()
+    pledge_name = os.readlink(f"/proc/self/fd/{pledge}")
     os.set_blocking(to_guardian, False)
     os.set_blocking(to_sentinel, False)
     if lifeline is not None:
         lifeline = os.dup(lifeline)  # the store's own descriptor is closed in whatever is forked
-    ignored = frozenset(s for s in FORWARDED if signal.getsignal(s) is signal.SIG_IGN)
+    ignored = frozenset(s for s in _INHERITED if signal.getsignal(s) is signal.SIG_IGN)
+    # Where deaths are ignored nobody could wait for them, and a session's number would be free.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # No handler of ours may run in the copy before it has done away with them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
@@ -134,6 +141,8 @@ def start(
                 argv=list(argv),
                 environment=environment,
                 nonce=nonce,
+                pledge=pledge,
+                pledge_name=pledge_name,
                 lifeline=lifeline,
                 ask_at=until[0],
                 kill_at=until[1],
@@ -141,13 +150,13 @@ def start(
                 ignored=ignored,
                 mask={int(s) for s in mask},
             )
-            be_guardian(
-                orders, mine=guardian_reads, sentinels=sentinel_reads, report=guardian_reports
-            )
+            posts = Posts(guardian_reads, sentinel_reads, guardian_reports, life)
+            be_guardian(orders, posts)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for fd in (guardian_reads, sentinel_reads, guardian_reports):
+        for fd in (guardian_reads, sentinel_reads, guardian_reports, life, pledge):
             os.close(fd)
         if lifeline is not None:
             os.close(lifeline)
-    return Guarded(pid, nonce=nonce, report=report, posts=(to_guardian, to_sentinel))
+    trail = Trail(session=pid, nonce=nonce, pledge=pledge_name)
+    return Guarded(trail, report=report, posts=(to_guardian, to_sentinel))

@@ -18,7 +18,7 @@ import signal
 from fencepost.model.command import QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.sentinel import be_sentinel, let_go_of_all_but
+from fencepost.world.sentinel import be_called, be_sentinel, let_go_of_all_but
 from fencepost.world.strays import Trail, group_exists, strike_group
 from fencepost.world.wire import Inbox, tell
 
@@ -58,6 +58,8 @@ class Orders(NamedTuple):
     argv: list[str]
     environment: dict[str, str]
     nonce: str
+    pledge: int
+    pledge_name: str
     lifeline: int | None
     ask_at: float
     kill_at: float
@@ -66,17 +68,24 @@ class Orders(NamedTuple):
     mask: set[int]
 
 
-def be_guardian(orders: Orders, *, mine: int, sentinels: int, report: int) -> NoReturn:
-    """Run the command and guard it, to the end of this process.
+class Posts(NamedTuple):
+    """The guardian's ends of the pipes."""
 
-    ``mine`` and ``sentinels`` are read by the two guards, ``report`` is written to.
-    """
+    guardian: int  # what the wrapper tells the guardian
+    sentinel: int  # what the wrapper tells the sentinel
+    report: int  # what the guardian tells the wrapper
+    life: int  # silent; ends with the last of those who hold the pledge
+
+
+def be_guardian(orders: Orders, posts: Posts) -> NoReturn:
+    """Run the command and guard it, to the end of this process."""
     try:
         os.setsid()
+        be_called("fence-guardian")
         _be_deaf(orders.mask)
-        _Guardian(orders, Inbox(mine), sentinels, report).stand()
+        _Guardian(orders, posts).stand()
     except _NotStarted as failure:
-        tell(report, "failed", failure.args[0])
+        tell(posts.report, "failed", failure.args[0])
     finally:  # whatever went wrong: the sentinel and the wrapper see us go, and clean up
         os._exit(0)
 
@@ -86,9 +95,11 @@ class _NotStarted(Exception):
 
 
 class _Guardian:
-    def __init__(self, orders: Orders, inbox: Inbox, sentinels: int, report: int) -> None:
-        self._orders, self._inbox, self._report = orders, inbox, report
-        self._trail = Trail(session=os.getpid(), nonce=orders.nonce)
+    def __init__(self, orders: Orders, posts: Posts) -> None:
+        self._orders, self._report, self._life = orders, posts.report, posts.life
+        self._inbox = Inbox(posts.guardian)
+        trail = Trail(session=os.getpid(), nonce=orders.nonce, pledge=orders.pledge_name)
+        self._trail = trail
         self._ask_at, self._kill_at = orders.ask_at, orders.kill_at
         self._last_at = _NEVER  # the end that no renewal can move any more
         self._asked = self._struck = self._ended = False
@@ -96,15 +107,9 @@ class _Guardian:
         told, self._to_sentinel = os.pipe()
         self._sentinel = _fork()
         if self._sentinel == 0:
-            be_sentinel(
-                nonce=orders.nonce,
-                kill_at=orders.kill_at,
-                lifeline=orders.lifeline,
-                wrapper=sentinels,
-                guardian=told,
-            )
+            be_sentinel(trail, orders.kill_at, orders.lifeline, posts.sentinel, told)
         tell(self._report, "sentinel", self._sentinel)
-        self._life, self._command = self._start_command()
+        self._command = self._start_command()
         keep = (self._inbox.fd, self._report, self._to_sentinel, self._life, *self._bell)
         let_go_of_all_but(*keep, orders.lifeline)
 
@@ -124,20 +129,18 @@ class _Guardian:
         tell(self._report, "gone")
         tell(self._to_sentinel, "done")
 
-    def _start_command(self) -> tuple[int, int]:
-        """Start the command as a group of its own, with two pledges in hand.
+    def _start_command(self) -> int:
+        """Start the command as a group of its own, with the signals as the wrapper found them.
 
-        One is the pulse, which tells others that the lease's holder lives, and now means the
-        command and its children too. The other is one end of a pipe whose other end stays here:
-        by it we see them go. The command finds the signals as the wrapper did.
+        It inherits the pledge, whose end we shall see, and the pulse, which tells others that the
+        lease's holder lives: from now on that means the command and its children too.
         """
         orders = self._orders
-        life, pledge = os.pipe()
-        for fd in (pledge, orders.lifeline):
+        for fd in (orders.pledge, orders.lifeline):
             if fd is not None:
                 os.set_inheritable(fd, True)  # noqa: FBT003 -- the standard library's way
         try:
-            command = os.posix_spawnp(
+            return os.posix_spawnp(
                 orders.argv[0],
                 orders.argv,
                 orders.environment,
@@ -147,8 +150,8 @@ class _Guardian:
             )
         except (OSError, ValueError) as error:  # a ValueError: no name, or a NUL in an argument
             tell(self._report, "failed", getattr(error, "errno", None) or errno.EINVAL)
-            self._ended, command = True, 0
-        return life, command
+            self._ended = True
+            return 0
 
     def _obey(self) -> None:
         for word, *values in self._inbox.lines():

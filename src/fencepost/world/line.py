@@ -91,9 +91,10 @@ class Line:
 class LinePlace:
     """One waiter's place in a line."""
 
+    _fd = -1
+
     def __init__(self, world: World, line: Line) -> None:
         self._world, self._line = world, line
-        self._fd = -1
         self._name = self._spare = ""
 
     @classmethod

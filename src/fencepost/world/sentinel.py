@@ -12,12 +12,13 @@ import signal
 
 from fencepost.model.command import QUICK
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.strays import Trail
 from fencepost.world.wire import Inbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
+
+    from fencepost.world.strays import Trail
 
 # A poll does not count the time a machine was suspended; the deadlines do. So nobody sleeps longer.
 _LONGEST_NAP = 1.0
@@ -28,7 +29,7 @@ _boottime = SystemClocks().boottime
 
 
 def be_sentinel(
-    *, nonce: str, kill_at: float, lifeline: int | None, wrapper: int, guardian: int
+    trail: Trail, kill_at: float, lifeline: int | None, wrapper: int, guardian: int
 ) -> NoReturn:
     """Watch over the guardian, to the end of this process.
 
@@ -37,8 +38,8 @@ def be_sentinel(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        be_called("fence-sentinel")
         let_go_of_all_but(wrapper, guardian, lifeline)
-        trail = Trail(session=os.getsid(0), nonce=nonce)
         _Sentinel(trail, kill_at, Inbox(wrapper), Inbox(guardian)).stand()
     finally:
         os._exit(0)
@@ -85,6 +86,15 @@ class _Sentinel:
             if _boottime() >= kill_at:
                 self._trail.strike(signal.SIGKILL, spare=self._spare)
             select.poll().poll(_GLANCE * 1000)
+
+
+def be_called(name: str) -> None:
+    """Take a name of our own, so that ``killall fencepost`` leaves the guards to do their work."""
+    try:
+        with open("/proc/self/comm", "w", encoding="ascii") as file:
+            file.write(name)
+    except OSError:
+        return  # only the name
 
 
 def let_go_of_all_but(*keep: int | None) -> None:

@@ -1,10 +1,12 @@
-"""What is left of a command: every process in its guardian's session, or with its mark.
+"""What is left of a command: every process in its session, with its mark, or with its pledge.
 
-The mark is the lease's nonce, which the command finds in its environment and hands down to all of
-its children. So a daemon that left the process group, the session and its parents is still found
-in ``/proc``. A process that was never ours is never found: it has no mark, and the session's
-number cannot come to mean another while whoever asks keeps it in use. The guardian does so by
-leading the session, the sentinel by being in it, the wrapper by not reaping a dead guardian.
+The session is the guardian's. The mark is the lease's nonce, which the command finds in its
+environment and hands down to its children; the pledge is one end of a pipe, which they inherit
+too. So a daemon that left its group, its session and its parents is still found in ``/proc``,
+unless it has rid itself of all three. A process that was never ours is never found: it has neither
+mark nor pledge, and the session's number cannot come to mean another while whoever asks keeps it
+in use. The guardian leads the session, the sentinel is in it, and the wrapper does not reap a dead
+guardian before it is done.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 class Trail:
     """How to recognise what a command has started."""
 
-    def __init__(self, *, session: int, nonce: str) -> None:
+    def __init__(self, *, session: int, nonce: str, pledge: str) -> None:
         self.session = session
-        self._mark = nonce.encode()
+        self._mark, self._pledge = nonce.encode(), pledge
         # Whoever asks was there before the command was, so anything older is none of its children.
         # This spares us from reading the environment of every daemon of the machine.
         self._oldest = int(_stat(os.getpid())[19])
@@ -52,11 +54,17 @@ class Trail:
             threads, born = int(others[13]), int(others[15])
             if born < self._oldest or (state in (b"Z", b"X") and threads <= 1):
                 return None
-            if int(session) == self.session or self._mark in _environment(pid):
+            if int(session) == self.session or self._is_marked(pid):
                 return pid, int(group), int(session)
         except OSError:  # it has just ended, or belongs to somebody else
             return None
         return None
+
+    def _is_marked(self, pid: int) -> bool:
+        if self._mark in _environment(pid):
+            return True
+        fds = f"/proc/{pid}/fd"
+        return any(os.readlink(f"{fds}/{fd}") == self._pledge for fd in os.listdir(fds))
 
     def _send(self, pid: int, signum: int) -> None:
         """Signal one process, and none that got its number in the meantime."""
