@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from functools import lru_cache
 from typing import NamedTuple
 
 from fencepost.errors import LeaseLost, Misuse, TokenRegressed
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fencepost.world.api import World
 
 DEFAULT_TTL = "30s"
+_REMEMBERED = 10_000  # names whose highest token this process has in mind
 
 
 def default_url() -> str:
@@ -62,10 +64,8 @@ class Holding:
         self._source = anchored(source) if isinstance(source, str) else source
         self._world, self._on_event = world, on_event
         self._store = self._open(world)
-        # What each thread or task holds, for as long as somebody refers to it.
-        self._here: weakref.WeakValueDictionary[tuple[object, str], Hold]
-        self._here = weakref.WeakValueDictionary()
         self._closed = False
+        self._wanted = lru_cache(maxsize=256, typed=True)(self._checked_request)
         self._highest: dict[str, int] = {}
         self._keeper = self._new_keeper()
         _everywhere.add(self)
@@ -79,7 +79,20 @@ class Holding:
         limit: int | None,
         max_hold: Duration | None,
     ) -> Wanted:
-        """Check a request before anything is asked of the store."""
+        """Check a request before anything is asked of the store. The same one is checked once."""
+        try:
+            return self._wanted(name, ttl, wait, limit, max_hold)
+        except TypeError:  # something that cannot be remembered, and surely cannot be right
+            return self._checked_request(name, ttl, wait, limit, max_hold)
+
+    def _checked_request(
+        self,
+        name: str,
+        ttl: Duration,
+        wait: Duration | None,
+        limit: int | None,
+        max_hold: Duration | None,
+    ) -> Wanted:
         name = checked(name)
         if limit is not None and (type(limit) is not int or limit < 1):
             raise Misuse(f"limit is {limit!r}: it must be a whole number of at least 1")
@@ -103,14 +116,9 @@ class Holding:
         """Acquire what is wanted, have it kept, and return it."""
         if self._closed:
             raise Misuse(f"lease {wanted.name!r} cannot be had from a Fencepost that was closed")
-        alone, here = len(wanted.names) == 1, self._here.get((owner, wanted.name))
-        now = self._world.clocks.boottime()
-        if wanted.wait and alone and here is not None and here.phase(now) is not Phase.LOST:
-            raise Misuse(
-                f"lease {wanted.name!r} is already held right here, so waiting for it would never "
-                "end: a lease is not re-entrant, pass it along instead"
-            )
-        holder = Holder(self._world.nonce(), _host(), os.getpid(), VERSION)
+        if wanted.wait and len(wanted.names) == 1:
+            self._refuse_reentry(wanted.name, owner)
+        holder = Holder(self._world.nonce(), _HOST, os.getpid(), VERSION)
         granted = await acquire(
             self._world,
             self._store,
@@ -123,11 +131,11 @@ class Holding:
         hold = Hold(
             granted, nonce=holder.nonce, ttl=wanted.ttl, max_hold=wanted.max_hold, emit=self._emit
         )
+        hold.owner = owner
         kept = False
         try:
             self._refuse_regression(hold)
             self._keeper.add(hold)
-            self._here[owner, wanted.name] = hold
             hold.say("adopted" if granted.grant.adopted else "acquired")
             lease = Lease(
                 hold,
@@ -183,7 +191,6 @@ class Holding:
     def after_fork(self) -> None:
         """Begin anew in a forked child: nothing that the parent holds is ours."""
         self._store.forget()
-        self._here.clear()
         self._keeper = self._new_keeper()
 
     def _open(self, world: World) -> LeaseStore:
@@ -194,11 +201,22 @@ class Holding:
     def _new_keeper(self) -> Keeper:
         return Keeper(self._open, clocks=self._world.clocks, emit=self._emit)
 
+    def _refuse_reentry(self, name: str, owner: object) -> None:
+        now = self._world.clocks.boottime()
+        for hold in self._keeper.charges.holds():
+            if (hold.name, hold.owner) == (name, owner) and hold.phase(now) is not Phase.LOST:
+                raise Misuse(
+                    f"lease {name!r} is already held right here, so waiting for it would never "
+                    "end: a lease is not re-entrant, pass it along instead"
+                )
+
     def _refuse_regression(self, hold: Hold) -> None:
         highest = self._highest.get(hold.name, 0)
         if hold.token <= highest:
             raise TokenRegressed(hold.name, token=hold.token, highest=highest)
         self._highest[hold.name] = hold.token
+        if len(self._highest) > _REMEMBERED:  # forget the name that was seen first
+            del self._highest[next(iter(self._highest))]
 
     def _emit(self, event: LeaseEvent) -> None:
         log(event)
@@ -223,12 +241,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _host() -> str:
+def _find_host() -> str:
     return (
         os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "unknown")
     )
 
 
+_HOST = _find_host()
+
+
 def _operator() -> str:
     user = os.environ.get("USER") or os.environ.get("USERNAME") or f"uid {os.getuid()}"
-    return f"{user}@{_host()}"
+    return f"{user}@{_HOST}"

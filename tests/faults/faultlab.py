@@ -1,4 +1,4 @@
-"""What the fault tests share: puppets to kill and pause, a settable clock, and patience with a limit."""
+"""What the fault tests share: puppets to kill and pause, clocks to set, patience with a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,7 @@ from fencepost.world.clocks import SystemClocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
     from fencepost.model.event import LeaseEvent
     from fencepost.stores.api import LeaseStore
@@ -139,17 +138,13 @@ class Puppet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                pass
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class Puppet:
         return "counted"
 
     def crowd(self, path: str, limit: str, times: str) -> str:
-        """Enter a semaphore again and again, leaving a mark in a folder while inside; say the most."""
+        """Enter a semaphore again and again, with a mark in a folder while inside; say the most."""
         most = 0
         for _ in range(int(times)):
             with self.fp.lock("crowd", wait="60s", limit=int(limit)) as lease:

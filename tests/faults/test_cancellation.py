@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import time
+import os
+import sqlite3
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from faultlab import fencepost, until, url_of, waiters
 
+import fencepost as fencepost_package
 from fencepost import AsyncFencepost, Fencepost
 from fencepost.stores.sqlite import SqliteStore
 
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from fencepost.model.lease import Grant, Holder
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
+
+
+PACKAGE = os.path.dirname(fencepost_package.__file__)
+WITHIN = tuple(os.path.join(PACKAGE, part) for part in ("world", "stores", "flows", "holding"))
 
 
 class Stepwise:
@@ -39,10 +45,8 @@ class Stepwise:
         error: BaseException | None = None
         while True:
             try:
-                if error is None:
-                    awaited = self._flow.send(send)
-                else:
-                    awaited = self._flow.throw(error)
+                flow = self._flow
+                awaited = flow.send(send) if error is None else flow.throw(error)
             except StopIteration as done:
                 return done.value
             self.suspensions += 1
@@ -63,7 +67,7 @@ def assert_no_ghost(url: str, *names: str) -> None:
 async def cancelled_at_every_suspension(
     work: Callable[[], Coroutine[Any, Any, object]], after: Callable[[], None]
 ) -> int:
-    """Run ``work`` with a cancellation at its first suspension, its second, … until it ends first."""
+    """Run ``work`` with a cancellation at its first suspension, its second, … until it ends."""
     for number in range(1, 100):
         step = Stepwise(work(), cancel_at=number)
 
@@ -212,27 +216,50 @@ def test_an_interrupt_leaves_no_ghost(tmp_path: Path, when: str, wait: str) -> N
             pass
 
 
+class InterruptAt:
+    """Interrupts at the n-th call in the package: at its start a function lets signals in."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, event: str, _arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(WITHIN):
+            self.left -= 1
+            if self.left == 0:
+                raise Interrupted
+
+    def __enter__(self) -> None:
+        sys.settrace(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_at_any_instant_leaves_the_file_and_the_locks_usable(tmp_path: Path) -> None:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_an_interrupt_at_any_call_locks_nobody_out(tmp_path: Path) -> None:
     fp = Fencepost(url_of(tmp_path))
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for number in range(60):
-            with suppress(Interrupted):
-                signal.setitimer(signal.ITIMER_REAL, 0.0001 + number * 0.00002)
-                with fp.lock(f"{number}", ttl="0.3s", wait="20s"):
-                    end = time.monotonic() + 0.01
-                    while time.monotonic() < end:
-                        time.sleep(0.0001)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            with fp.lock("after", wait="20s") as lease:  # the file is not left locked
-                lease.check()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    until(lambda: [view for view in fp.locks() if view.name != "after"] == [], within=10)
+    with fp.lock("before", wait="20s"):
+        pass
+    other = sqlite3.connect(tmp_path / "leases.db", timeout=1, isolation_level=None)
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        interrupted = False
+        interrupt = InterruptAt(number)
+        try:
+            with interrupt, fp.lock(f"{number}", ttl="0.3s", wait="20s"):
+                pass
+        except Interrupted:
+            pass
+        interrupted = interrupt.left <= 0
+        other.execute("BEGIN IMMEDIATE")  # raises if the file was left locked
+        other.execute("ROLLBACK")
+    assert number > 50
+    until(lambda: fp.locks() == [], within=10)
+    assert waiters(tmp_path) == []
+    with fp.lock("after", wait="1s") as lease:
+        lease.check()
+    other.close()
     fp.close()

@@ -60,12 +60,15 @@ def test_another_time_namespace_is_refused(tmp_path: Path) -> None:
     here, elsewhere = SteppedClocks(), SteppedClocks()
     elsewhere.time_namespace = "time:[2]"
     url = url_of(tmp_path)
-    with fencepost(url, clocks=here) as fp, fp.lock("x"):
-        with fencepost(url, clocks=elsewhere) as stranger:
-            with pytest.raises(Misuse, match=r"time namespace.*time:\[1\].*time:\[2\]"):
-                stranger.lock("x").acquire()
-            with pytest.raises(Misuse, match="time namespace"):
-                stranger.lock("x", wait="1s").acquire()
+    with (
+        fencepost(url, clocks=here) as fp,
+        fp.lock("x"),
+        fencepost(url, clocks=elsewhere) as stranger,
+    ):
+        with pytest.raises(Misuse, match=r"time namespace.*time:\[1\].*time:\[2\]"):
+            stranger.lock("x").acquire()
+        with pytest.raises(Misuse, match="time namespace"):
+            stranger.lock("x", wait="1s").acquire()
 
 
 def test_without_a_boot_id_a_lease_is_taken_only_after_watching_it_stand_still(

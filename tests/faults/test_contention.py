@@ -117,7 +117,12 @@ def test_a_lock_is_not_reentrant_by_accident(tmp_path: Path) -> None:
             pass
         with pytest.raises(Misuse, match="not re-entrant"), fp.lock("x", wait="60s"):
             pass
-        in_threads(lambda _: pytest.raises(LeaseHeld, fp.lock("x").acquire), count=1)
+
+        def ask(_number: int) -> None:
+            with pytest.raises(LeaseHeld):
+                fp.lock("x").acquire()
+
+        in_threads(ask, count=1)
 
 
 def test_one_thread_may_hold_two_permits_of_one_lock_object(tmp_path: Path) -> None:

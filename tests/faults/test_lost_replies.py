@@ -1,4 +1,4 @@
-"""A reply that got lost is asked for again: what was granted is adopted, what was given back is free."""
+"""A lost reply is asked for again: what was granted is adopted, what was given back is free."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MOUNTS = r"""
     ("folder", "kind"),
     [
         ("/", "ext4"),
-        ("/home/me", "ext4"),
+        ("/opt/mine", "ext4"),
         ("/srv/nfs", "nfs4"),
         ("/srv/nfs/deep/er", "nfs4"),
         ("/srv/nfs-not", "ext4"),
@@ -71,7 +71,7 @@ def test_what_one_kernel_writes_to_is_local(kind: str) -> None:
 
 def test_a_chroot_without_a_root_mount_is_not_known() -> None:
     lines = [MOUNTS[1]]
-    assert type_in(lines, folder="/home") is None
+    assert type_in(lines, folder="/opt") is None
     assert type_in(lines, folder="/proc/self") == "proc"
 
 
@@ -79,7 +79,7 @@ def test_a_store_on_a_network_disk_is_refused_by_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "file_system", lambda _: "nfs4")
-    with pytest.raises(BadUrl, match="is on nfs4, which another machine might write to"):
+    with pytest.raises(BadUrl, match="is on nfs4, which"):
         Fencepost(f"sqlite:///{tmp_path}/leases.db")
     Fencepost(f"sqlite:///{tmp_path}/leases.db?trust_filesystem=1").close()
 

@@ -37,6 +37,10 @@ class Traced:
         self._sent.clear()
         return sent
 
+    def writes(self) -> list[str]:
+        """Return only what wrote, each of which is or belongs to one commit."""
+        return [verb for verb in self.verbs() if verb not in ("BEGIN", "SELECT", "COMMIT")]
+
 
 @pytest.fixture
 def traced(tmp_path: Path) -> Iterator[Traced]:
@@ -45,9 +49,15 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
     finish(traced.store.close())
 
 
-def test_an_acquire_is_one_write_transaction(traced: Traced) -> None:
+def test_an_acquire_writes_once(traced: Traced) -> None:
     traced.acquire("a")
-    assert traced.verbs() == ["BEGIN", "SELECT", "INSERT", "UPDATE", "COMMIT"]
+    assert traced.writes() == ["INSERT"]
+
+
+def test_an_acquire_is_one_transaction(traced: Traced) -> None:
+    traced.acquire("a")
+    verbs = traced.verbs()
+    assert verbs.count("BEGIN") == verbs.count("COMMIT") <= 1
 
 
 def test_a_renewal_is_one_statement(traced: Traced) -> None:
@@ -71,9 +81,9 @@ def test_a_look_is_one_statement(traced: Traced) -> None:
     assert traced.verbs() == ["SELECT"]
 
 
-def test_a_second_acquire_after_a_release_costs_no_more_than_the_first(traced: Traced) -> None:
+def test_the_next_acquire_reads_once_and_writes_once(traced: Traced) -> None:
     token = traced.acquire("a")
     finish(traced.store.release("x", nonce="a", token=token))
     traced.verbs()
     traced.acquire("b")
-    assert traced.verbs() == ["BEGIN", "SELECT", "INSERT", "UPDATE", "COMMIT"]
+    assert [v for v in traced.verbs() if v not in ("BEGIN", "COMMIT")] == ["SELECT", "UPDATE"]

@@ -47,7 +47,7 @@ class Worker:
     def __init__(self, name: str, folder: str) -> None:
         self.name = name
         program = "import sys; from fencepost.cli.demo import work; work(*sys.argv[1:])"
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 -- this very program
             [sys.executable, "-c", program, name, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

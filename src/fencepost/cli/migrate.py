@@ -53,7 +53,7 @@ def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
         return (CREATE_GUARD,)
     if not url.startswith(_SQLITE):
         raise BadUrl(f"{redacted(url)!r} has no tables to create: only sqlite:/// URLs do")
-    from fencepost.stores.sqlite import CREATE
+    from fencepost.stores.sqlite_schema import CREATE
 
     return CREATE
 

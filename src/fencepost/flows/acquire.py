@@ -62,7 +62,7 @@ class _Asking:
         self._world, self._store = world, store
         self._holder, self._ttl = holder, ttl
         # Permits are tried from a random one on, so that those who come together spread out.
-        first = int(world.dice() * len(names))
+        first = int(world.dice() * len(names)) if len(names) > 1 else 0
         self._names = [*names[first:], *names[:first]]
         self.unsettled: set[str] = set()
         self._seen_free: tuple[str, int] | None = None

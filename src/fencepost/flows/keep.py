@@ -49,6 +49,7 @@ class Hold:
         self.next_try = renew_due(self.trust)
         self.released = False
         self.why_lost: str | None = None
+        self.owner: object = None  # the thread or task that must not wait for itself
         self.on_loss: list[Callable[[], None]] = []
         self._emit = emit
         self._phase = Phase.HELD
@@ -111,6 +112,7 @@ class Charges:
         """Look after a hold from now on."""
         self._holds[hold.nonce] = hold
         if hold.wakes() < self._wakes:
+            self._wakes = hold.wakes()
             self._signal.set()
 
     def remove(self, hold: Hold) -> None:
@@ -145,8 +147,13 @@ class Charges:
     async def rest(self) -> None:
         """Wait until something is due, or something new came."""
         self._signal.clear()
-        self._wakes = _NEVER  # from here on every add() signals, so that none falls in between
+        # From here on every add() signals, so that none falls in between.
+        before, self._wakes = self._wakes, _NEVER
         due = [hold.wakes() for hold in self.holds()] + [at for _, (_, at) in self.ghosts()]
+        if self._world.clocks.boottime() < before < _NEVER:
+            # Set for a hold that is gone by now. To wake once for nothing beats being woken by
+            # every short hold that comes until then.
+            due.append(before)
         self._wakes = min(due, default=_NEVER)
         if not self.stopped and self._wakes > (now := self._world.clocks.boottime()):
             await self._signal.wait(None if self._wakes == _NEVER else self._wakes - now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 from fencepost.errors import BadDuration
 
@@ -58,6 +59,7 @@ def shown(duration: float) -> str:
     return f"{duration / 86400:.0f} d"
 
 
+@lru_cache(maxsize=128)  # the same few words, again and again
 def _from_text(text: str, what: str) -> float:
     compact = text.replace(" ", "")
     parts = _PART.findall(compact)

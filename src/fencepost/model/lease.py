@@ -198,6 +198,8 @@ def checked_ttl(
     value: Duration, *, shortest: float = SHORTEST_TTL, longest: float = LONGEST_TTL
 ) -> float:
     """Return the ttl in seconds, or refuse it with the bound it breaks."""
+    if type(value) is float and shortest <= value <= longest:
+        return value  # what was checked before is not taken apart again
     ttl = positive(value, what="ttl")
     if ttl < shortest:
         raise BadDuration(f"ttl is {value!r}: less than the {shown(shortest)} that can be kept")

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import BadUrl, LeaseLost, Misuse, TokenStale
+from fencepost.errors import BadUrl, LeaseLost, Misuse, StoreUnavailable, TokenStale
 from fencepost.model.lease import (
+    DRIFT,
     LONGEST_TTL,
+    MARGIN,
     SHORTEST_TTL,
     Grant,
     Holder,
@@ -28,10 +30,12 @@ from fencepost.model.lease import (
     why_lost,
 )
 from fencepost.model.name import well_formed
+from fencepost.model.named import NamedTuple
 from fencepost.model.watch import Watch
 from fencepost.stores.api import Capabilities
+from fencepost.stores.sqlite_schema import is_ready, prepare
 from fencepost.world.disk import refuse_shared
-from fencepost.world.line import Line, LinePlace, can_queue, put_away
+from fencepost.world.line import Line, LinePlace, can_queue, is_deserted, put_away
 from fencepost.world.pulse import Pulse
 from fencepost.world.sqlite import SqliteFile
 
@@ -42,67 +46,17 @@ if TYPE_CHECKING:
 
     from fencepost.world.api import World
 
-SCHEMA = 1
+# Each race that is lost was won by somebody: this many in a row means that something is wrong.
+_MOST_RACES = 100
 
-# One row about the file itself: the highest token of any lease in it, and whose boot-time clock
-# its instants are read on. The row of a lease may be deleted by hand; this one keeps its token.
-_CREATE_FILE = """
-CREATE TABLE IF NOT EXISTS fencepost_file (
-    id             INTEGER PRIMARY KEY CHECK (id = 1),
-    schema         INTEGER NOT NULL,
-    token          INTEGER NOT NULL,
-    boot_id        TEXT    NOT NULL,
-    time_namespace TEXT    NOT NULL
-)"""
+_COLUMNS = """lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version, lease.held,
+       lease.boot_id, lease.expires_us, lease.ttl_us, lease.since_us, lease.ended, lease.beat,
+       lease.pulse, lease.pulse_inode"""
 
-# A lease, kept for ever: a released one is a tombstone that carries the last token and nonce.
-_CREATE_LEASE = """
-CREATE TABLE IF NOT EXISTS fencepost_lease (
-    namespace   TEXT    NOT NULL,
-    name        TEXT    NOT NULL,
-    token       INTEGER NOT NULL,
-    nonce       TEXT    NOT NULL,
-    held        INTEGER NOT NULL,
-    boot_id     TEXT    NOT NULL,
-    expires_us  INTEGER NOT NULL,
-    ttl_us      INTEGER NOT NULL,
-    beat        INTEGER NOT NULL,
-    since_us    INTEGER NOT NULL,
-    host        TEXT    NOT NULL,
-    pid         INTEGER NOT NULL,
-    version     TEXT    NOT NULL,
-    pulse       TEXT    NOT NULL,
-    pulse_inode TEXT    NOT NULL,
-    ended       TEXT    NOT NULL,
-    PRIMARY KEY (namespace, name)
-) WITHOUT ROWID"""
-
-# Who took a lease away from whom, and why.
-_CREATE_BREAK = """
-CREATE TABLE IF NOT EXISTS fencepost_break (
-    id        INTEGER PRIMARY KEY,
-    namespace TEXT    NOT NULL,
-    name      TEXT    NOT NULL,
-    token     INTEGER NOT NULL,
-    new_token INTEGER NOT NULL,
-    holder    TEXT    NOT NULL,
-    operator  TEXT    NOT NULL,
-    reason    TEXT    NOT NULL,
-    at_us     INTEGER NOT NULL
-)"""
-
-CREATE = (_CREATE_FILE, _CREATE_LEASE, _CREATE_BREAK)
-
-_COLUMNS = """lease.name, lease.token, lease.nonce, lease.held, lease.boot_id, lease.expires_us,
-       lease.ttl_us, lease.beat, lease.since_us, lease.host, lease.pid, lease.version,
-       lease.pulse, lease.pulse_inode, lease.ended"""
-
-# The file's highest token and, if there is one, the lease: all that an acquire needs to decide.
 _FIND = f"""
-SELECT file.token, {_COLUMNS}
-  FROM fencepost_file AS file
-  LEFT JOIN fencepost_lease AS lease ON lease.namespace = :namespace AND lease.name = :name
- WHERE file.id = 1"""
+SELECT {_COLUMNS}
+  FROM fencepost_lease AS lease
+ WHERE lease.namespace = :namespace AND lease.name = :name"""
 
 _FIND_ALL = f"""
 SELECT {_COLUMNS}
@@ -110,12 +64,24 @@ SELECT {_COLUMNS}
  WHERE lease.namespace = :namespace
  ORDER BY lease.name"""
 
-_GRANT = """
-INSERT OR REPLACE INTO fencepost_lease
-VALUES (:namespace, :name, :token, :nonce, 1, :boot_id, :expires_us, :ttl_us, 0, :since_us,
-        :host, :pid, :version, :pulse, :pulse_inode, '')"""
+# Only a lease without a row may have been deleted: any other was granted above this already.
+_FIND_DELETED = "SELECT token FROM fencepost_file WHERE id = 1"
 
-_RAISE_TOKEN = "UPDATE fencepost_file SET token = :token WHERE id = 1"
+# The first grant of a name, unless somebody else was first or has just deleted a lease.
+_GRANT_FIRST = """
+INSERT OR IGNORE INTO fencepost_lease
+SELECT :namespace, :name, :token, :nonce, 1, :boot_id, :expires_us, :ttl_us, 0, :since_us,
+       :host, :pid, :version, :pulse, :pulse_inode, ''
+  FROM fencepost_file WHERE id = 1 AND token = :seen_token"""
+
+# Any later grant, unless the lease is no longer what it was when the decision was made.
+_GRANT_AGAIN = """
+UPDATE fencepost_lease
+   SET token = :token, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
+       ttl_us = :ttl_us, beat = 0, since_us = :since_us, host = :host, pid = :pid,
+       version = :version, pulse = :pulse, pulse_inode = :pulse_inode, ended = ''
+ WHERE namespace = :namespace AND name = :name
+   AND token = :seen_token AND held = :seen_held AND beat = :seen_beat"""
 
 # A renewal past the end is refused even if nobody came: past means past.
 _RENEW = """
@@ -161,26 +127,21 @@ def open_sqlite(world: World, address: str, *, namespace: str) -> SqliteStore:
     return SqliteStore(world, path[1:], namespace=namespace, trust_disk=bool(options))
 
 
-class Row:
+class Row(NamedTuple):
     """A lease as the file has it: the record, and where to feel its holder's pulse."""
 
-    __slots__ = ("pulse", "pulse_inode", "record")
+    record: Record
+    pulse: str
+    pulse_inode: str
 
-    def __init__(self, columns: tuple[Any, ...]) -> None:
-        (name, token, nonce, held, boot_id, expires_us, ttl_us, beat, since_us) = columns[:9]
-        host, pid, version, self.pulse, self.pulse_inode, ended = columns[9:]
-        self.record = Record(
-            name=name,
-            token=token,
-            holder=Holder(nonce, host, pid, version),
-            held=bool(held),
-            era=boot_id,
-            expires=expires_us / 1e6,
-            ttl=ttl_us / 1e6,
-            since=since_us / 1e6,
-            ended=ended,
-            beat=beat,
-        )
+
+def _row(columns: tuple[Any, ...]) -> Row:
+    """Return what ``_COLUMNS`` selected as values. In their order: this is on everybody's way."""
+    name, token, nonce, host, pid, version, held, era, expires_us, ttl_us, since_us = columns[:11]
+    ended, beat, pulse, pulse_inode = columns[11:]
+    holder = Holder(nonce, host, pid, version)
+    instants = (era, expires_us / 1e6, ttl_us / 1e6, since_us / 1e6)
+    return Row(Record(name, token, holder, held == 1, *instants, ended, beat), pulse, pulse_inode)
 
 
 class SqliteStore:
@@ -266,60 +227,82 @@ class SqliteStore:
     # What runs behind the door.
 
     def _acquire(self, name: str, holder: Holder, ttl: float) -> Grant:
-        return self._file.write(lambda db: self._decide(db, name, holder, ttl), durable=True)
+        """Read, decide, compare and set: the file is locked only for the last of these."""
+        for _ in range(_MOST_RACES):
+            grant = self._file.write_one(
+                lambda db: self._decide(db, name, holder, ttl), durable=True
+            )
+            if grant is not None:
+                return grant
+        raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")
 
-    def _decide(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant:
-        highest, row = self._find(db, name)
+    def _decide(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant | None:
+        """Grant or refuse; None if the lease changed between the decision and the grant."""
+        row = self._find(db, name)
+        if row is None:
+            return self._grant_first(db, name, holder, ttl)
+        record = row.record
         now, era = self._now()
-        record = None if row is None else row.record
         verdict = judge(record, nonce=holder.nonce, now=now, era=era)
-        if row is None or record is None or verdict is Verdict.FREE:
-            return self._grant(db, name, holder, ttl, highest)
         if verdict is Verdict.OURS:
-            if self._move_end(db, name, holder.nonce, record.token, ttl):
-                return Grant(record.token, ttl, adopted=True)
-            return self._grant(db, name, holder, ttl, highest)  # it ran out this very moment
+            moved = self._move_end(db, name, holder.nonce, record.token, ttl)
+            return Grant(record.token, ttl, adopted=True) if moved else None
         if verdict is Verdict.SPENT:
             raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-        if self._watch.long_enough(record, now=now, era=era):
-            return self._grant(db, name, holder, ttl, highest)
-        if self._gone(row):
-            grant = self._grant(db, name, holder, ttl, highest)
+        dead = False
+        if verdict is Verdict.HELD and not self._watch.long_enough(record, now=now, era=era):
+            dead = self._gone(row)
+            if not dead:
+                raise refusal(record, expires_in=left(record, now=now, era=era))
+        values = self._granted(name, holder, ttl, highest=record.token)
+        values["seen_held"], values["seen_beat"] = record.held, record.beat
+        grant = self._done(db.execute(_GRANT_AGAIN, values).rowcount, values, ttl)
+        if grant is not None and dead:
             self._sweep(db)
-            return grant
-        raise refusal(record, expires_in=left(record, now=now, era=era))
+        return grant
 
-    def _grant(self, db: Connection, name: str, holder: Holder, ttl: float, highest: int) -> Grant:
+    def _grant_first(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant | None:
+        found = db.execute(_FIND_DELETED).fetchone()
+        if found is None:
+            raise Misuse(
+                f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
+            )
+        values = self._granted(name, holder, ttl, highest=found[0])
+        return self._done(db.execute(_GRANT_FIRST, values).rowcount, values, ttl)
+
+    def _granted(self, name: str, holder: Holder, ttl: float, *, highest: int) -> dict[str, Any]:
+        """Return the lease as it will be, if nobody is quicker."""
         # The pulse must beat before anybody can read a row that leans on it.
         pulse, inode = ("", "") if self._private else self._pulse.beat(holder.nonce)
-        wall_us = _us(self._world.clocks.wall())
-        token = next_token(highest, store_us=wall_us)
         now, era = self._now()
-        db.execute(
-            _GRANT,
-            {
-                "namespace": self._namespace,
-                "name": name,
-                "token": token,
-                "nonce": holder.nonce,
-                "boot_id": era,
-                "expires_us": _us(now) + _us(ttl),
-                "ttl_us": _us(ttl),
-                "since_us": wall_us,
-                "host": holder.host,
-                "pid": holder.pid,
-                "version": holder.version,
-                "pulse": pulse,
-                "pulse_inode": inode,
-            },
-        )
-        db.execute(_RAISE_TOKEN, {"token": token})
-        self._pulse.leases.add(holder.nonce)
-        return Grant(token, ttl)
+        wall_us = _us(self._world.clocks.wall())
+        return {
+            "namespace": self._namespace,
+            "name": name,
+            "seen_token": highest,
+            "token": next_token(highest, store_us=wall_us),
+            "nonce": holder.nonce,
+            "boot_id": era,
+            "expires_us": _us(now) + _us(ttl),
+            "ttl_us": _us(ttl),
+            "since_us": wall_us,
+            "host": holder.host,
+            "pid": holder.pid,
+            "version": holder.version,
+            "pulse": pulse,
+            "pulse_inode": inode,
+        }
+
+    def _done(self, changed: int, values: dict[str, Any], ttl: float) -> Grant | None:
+        if not changed:
+            return None
+        self._pulse.leases.add(values["nonce"])
+        return Grant(values["token"], ttl)
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
-        # Short, so that a keeper which has to tell of danger is not kept here.
-        patience = min(ttl / 20, 0.25)
+        # Shorter than what a holder's trust is short of the ttl: so that a keeper which is kept
+        # here can still tell of the loss before anybody else is granted the lease.
+        patience = min(DRIFT * ttl + 0.6 * MARGIN, 0.25)
         if not self._file.write_one(
             lambda db: self._move_end(db, name, nonce, token, ttl), patience=patience
         ):
@@ -348,18 +331,18 @@ class SqliteStore:
         if changed:
             self._wake(name)
             return
-        _, row = self._file.read(lambda db: self._find(db, name))
+        row = self._file.read(lambda db: self._find(db, name))
         if row is None or row.record.holder.nonce != nonce or row.record.held:
             raise self._loss(name, nonce, token or 0)
 
     def _peek(self, name: str) -> View | None:
-        _, row = self._file.read(lambda db: self._find(db, name))
+        row = self._file.read(lambda db: self._find(db, name))
         return None if row is None else self._view(row)
 
     def _views(self) -> list[View]:
         values = {"namespace": self._namespace}
         rows = self._file.read(lambda db: db.execute(_FIND_ALL, values).fetchall())
-        return [self._view(Row(columns)) for columns in rows]
+        return [self._view(_row(columns)) for columns in rows]
 
     def _break(self, name: str, token: int, reason: str, operator: str) -> int:
         fresh = self._file.write(
@@ -369,11 +352,11 @@ class SqliteStore:
         return fresh
 
     def _take_away(self, db: Connection, name: str, token: int, reason: str, operator: str) -> int:
-        highest, row = self._find(db, name)
+        row = self._find(db, name)
         if row is None or row.record.token != token:
             raise TokenStale(name, token=token, highest=0 if row is None else row.record.token)
         wall_us = _us(self._world.clocks.wall())
-        fresh = next_token(highest, store_us=wall_us)
+        fresh = next_token(token, store_us=wall_us)
         values = {
             "namespace": self._namespace,
             "name": name,
@@ -387,7 +370,6 @@ class SqliteStore:
         }
         db.execute(_BREAK, values)
         db.execute(_RECORD_BREAK, values)
-        db.execute(_RAISE_TOKEN, {"token": fresh})
         return fresh
 
     def _close(self) -> None:
@@ -397,21 +379,13 @@ class SqliteStore:
 
     # Facts.
 
-    def _find(self, db: Connection, name: str) -> tuple[int, Row | None]:
+    def _find(self, db: Connection, name: str) -> Row | None:
         values = {"namespace": self._namespace, "name": name}
-        found = db.execute(_FIND, values).fetchone()
-        if found is None:
-            raise Misuse(
-                f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
-            )
-        highest, *columns = found
-        if columns[0] is None:
-            return highest, None
-        row = Row(tuple(columns))
-        return max(highest, row.record.token), row
+        columns = db.execute(_FIND, values).fetchone()
+        return None if columns is None else _row(columns)
 
     def _loss(self, name: str, nonce: str, token: int) -> LeaseLost:
-        _, row = self._file.read(lambda db: self._find(db, name))
+        row = self._file.read(lambda db: self._find(db, name))
         now, era = self._now()
         record = None if row is None else row.record
         reason = why_lost(record, nonce=nonce, token=token, now=now, era=era)
@@ -438,60 +412,27 @@ class SqliteStore:
         return Line(self._folder, namespace=self._namespace, name=name)
 
     def _wake(self, name: str) -> None:
-        if self.capabilities.fair:
+        if self.capabilities.fair and not is_deserted(self._folder):
             self._line(name).wake()
 
     # The file.
 
     def _set_up(self, db: Connection) -> None:
-        """Bring the file to this version's schema and this machine's clock, or refuse it."""
+        """Make the file ready for this version on this machine, or refuse it."""
         if not self._private:
             os.makedirs(self._folder, exist_ok=True)
-        known = db.execute(
-            "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_file'"
-        ).fetchone()
-        era, namespace = self._world.clocks.era() or "", self._world.clocks.namespace()
-        file = (
-            known
-            and db.execute(
-                "SELECT schema, boot_id, time_namespace FROM fencepost_file WHERE id = 1"
-            ).fetchone()
-        )
-        if file:
-            schema, boot_id, found = file
-            self._refuse_foreign(schema, boot_id == era, found, namespace)
-            if boot_id == era:
-                return
-        db.execute("BEGIN IMMEDIATE")
-        for statement in CREATE:
-            db.execute(statement)
-        db.execute(
-            "INSERT INTO fencepost_file"
-            " VALUES (1, ?, (SELECT coalesce(max(token), 0) FROM fencepost_lease), ?, ?)"
-            " ON CONFLICT (id) DO UPDATE SET boot_id = excluded.boot_id,"
-            " time_namespace = excluded.time_namespace",
-            (SCHEMA, era, namespace),
-        )
-        if not self._private:
+        clocks = self._world.clocks
+        if not is_ready(db, era=clocks.era() or "", time_namespace=clocks.namespace()):
+            db.execute("BEGIN IMMEDIATE")
+            prepare(db, era=clocks.era() or "", time_namespace=clocks.namespace())
             self._sweep(db)
-        db.execute("COMMIT")
+            db.execute("COMMIT")
 
     def _sweep(self, db: Connection) -> None:
-        """Remove what the dead left behind. In a write transaction, where no grant is half done."""
-        leaned_on = db.execute("SELECT pulse FROM fencepost_lease WHERE held").fetchall()
-        self._pulse.sweep(keep={pulse for (pulse,) in leaned_on})
-
-    def _refuse_foreign(self, schema: int, same_boot: bool, found: str, ours: str) -> None:  # noqa: FBT001
-        if schema > SCHEMA:
-            raise Misuse(
-                f"{self._file.path!r} was written by a newer fencepost (schema {schema}, this one "
-                f"knows {SCHEMA}): upgrade this installation"
-            )
-        if same_boot and found != ours:
-            raise Misuse(
-                f"{self._file.path!r} is in use by processes of another time namespace ({found}, "
-                f"here {ours}): their clocks disagree, so they cannot share it"
-            )
+        """Remove what the dead left behind, except for what leases lean on."""
+        if not self._private:
+            leaned_on = db.execute("SELECT pulse FROM fencepost_lease WHERE held").fetchall()
+            self._pulse.sweep(keep={pulse for (pulse,) in leaned_on})
 
 
 def _us(seconds: float) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import errno
 import os
+import time
 import weakref
 
 from fencepost.model.name import base
@@ -26,6 +27,9 @@ _standing: weakref.WeakSet[LinePlace] = weakref.WeakSet()
 # To make a pipe costs more than all the rest of a wait: a few are kept open for later, by folder.
 _spares: dict[str, list[tuple[int, str]]] = {}
 _SPARE, _MOST_SPARES = ".spare", 4
+# When a folder in which nobody waited was last changed, as the file system has it.
+_deserted: dict[str, int] = {}
+_LONGEST_TICK_NS = 50_000_000
 
 
 class Line:
@@ -151,7 +155,8 @@ class LinePlace:
 
     def _make(self, path: str) -> None:
         """Stand in line with a new pipe."""
-        os.makedirs(self._line.folder, exist_ok=True)
+        if not os.path.isdir(self._line.folder):  # not its parents: no database, no line
+            os.mkdir(self._line.folder)
         self._line.sweep()
         self._spare = path.removesuffix(_SUFFIX) + _SPARE
         # A pipe that nobody reads yet would be taken for a dead waiter's: so it gets its real
@@ -229,6 +234,23 @@ if hasattr(os, "register_at_fork"):
 def can_queue() -> bool:
     """Say whether this system has named pipes."""
     return hasattr(os, "mkfifo")
+
+
+def is_deserted(folder: str) -> bool:
+    """Say whether nobody waits in any line of ``folder``, by one look at it if nothing changed."""
+    try:
+        changed = os.stat(folder).st_mtime_ns
+        if _deserted.get(folder) == changed:
+            return True
+        if any(entry.endswith(_SUFFIX) for entry in os.listdir(folder)):
+            return False
+    except OSError:
+        return False  # somebody removed the folder
+    # A change in the same tick of the kernel's clock would leave the same mark: so only a mark
+    # that is older than any tick is remembered.
+    if time.time_ns() - changed > _LONGEST_TICK_NS:
+        _deserted[folder] = changed
+    return True
 
 
 def _key(namespace: str, name: str) -> str:
