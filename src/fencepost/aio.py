@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from fencepost.errors import LeaseLost
 from fencepost.holding import DEFAULT_TTL, Holding
 from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
@@ -57,11 +56,13 @@ class AsyncLock:
             del self._entered[id(asyncio.current_task())]
         cancelled_by_us = entered.disarm()
         lease = entered.lease
-        if not lease.foreign:  # a forked child that leaves the block has nothing to give back
-            await self.release(lease)
+        if lease.foreign:  # a forked child that leaves the block has nothing to give back
+            return
+        kept = await self.release(lease)
         if cancelled_by_us and kind is not None and issubclass(kind, asyncio.CancelledError):
-            reason = lease.hold.why_lost or "it is gone"
-            raise LeaseLost(lease.name, token=lease.token, reason=reason) from error
+            raise lease.loss() from error
+        if not kept and error is None:
+            raise lease.loss()  # the block ended well, but at its end it was not alone
 
 
 class _Entered:

@@ -55,8 +55,10 @@ class Lock:
         *outer, lease = self._entered.pop(thread)
         if outer:
             self._entered[thread] = tuple(outer)
-        if not lease.foreign:  # a forked child that leaves the block has nothing to give back
-            self.release(lease)
+        if lease.foreign:  # a forked child that leaves the block has nothing to give back
+            return
+        if not self.release(lease) and error is None:
+            raise lease.loss()  # the block ended well, but at its end it was not alone
 
 
 class Fencepost:

@@ -13,7 +13,7 @@ from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
 from fencepost.keeper import Keeper
 from fencepost.lease import Lease
-from fencepost.logs import log
+from fencepost.logs import is_heard, log
 from fencepost.model.duration import positive, seconds
 from fencepost.model.event import LeaseEvent
 from fencepost.model.lease import Holder, Phase, View, checked_ttl
@@ -129,14 +129,19 @@ class Holding:
             abandon=self._keeper.abandon,
         )
         hold = Hold(
-            granted, nonce=holder.nonce, ttl=wanted.ttl, max_hold=wanted.max_hold, emit=self._emit
+            granted,
+            nonce=holder.nonce,
+            ttl=wanted.ttl,
+            max_hold=wanted.max_hold,
+            emit=self._emit,
+            chatty=self._on_event is not None or is_heard(),
         )
         hold.owner = owner
         kept = False
         try:
             self._refuse_regression(hold)
             self._keeper.add(hold)
-            hold.say("adopted" if granted.grant.adopted else "acquired")
+            hold.mention("adopted" if granted.grant.adopted else "acquired")
             lease = Lease(
                 hold,
                 namespace=self.namespace,

@@ -47,22 +47,25 @@ class Keeper:
     def stop(self) -> None:
         """End the thread and wait until it has ended."""
         self.charges.stop()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
 
     def _wake(self) -> None:
-        if self._thread is not None and self._thread.is_alive():
+        if self._thread is not None:
             return
         with self._start_turn:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="fencepost-keeper", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="fencepost-keeper", daemon=True)
+                self._thread = thread
+                thread.start()
 
     def _run(self) -> None:
-        store = self._open(self._world)
         try:
-            finish(keep(self._world, store, self.charges, emit=self._emit))
+            store = self._open(self._world)
+            try:
+                finish(keep(self._world, store, self.charges, emit=self._emit))
+            finally:
+                finish(store.close())
         finally:
-            finish(store.close())
+            self._thread = None  # whatever ended this one: the next lease starts another

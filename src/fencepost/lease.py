@@ -49,6 +49,8 @@ class LostSignal(threading.Event):
 class Lease:
     """A granted lease. Ask ``check()`` before each effect, and ``fence(conn)`` inside of it."""
 
+    __slots__ = ("_boottime", "_drop", "_hold", "_lost", "_namespace", "_pid")
+
     def __init__(
         self,
         hold: Hold,
@@ -112,6 +114,11 @@ class Lease:
             else:
                 reason = self._hold.why_lost or "it was released"
             raise LeaseLost(self.name, token=self.token, reason=reason)
+
+    def loss(self) -> LeaseLost:
+        """Return the error that says why the lease is gone."""
+        reason = self._hold.why_lost or "it was somebody else's when it was given back"
+        return LeaseLost(self.name, token=self.token, reason=reason)
 
     def fence(self, conn: object, *, resource: str | None = None) -> None:
         """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.

@@ -56,14 +56,17 @@ async def acquire(
 class _Asking:
     """One acquisition: the same nonce in every request."""
 
+    __slots__ = ("_holder", "_names", "_seen_free", "_store", "_ttl", "_world", "unsettled")
+
     def __init__(
         self, world: World, store: LeaseStore, names: Sequence[str], *, holder: Holder, ttl: float
     ) -> None:
         self._world, self._store = world, store
         self._holder, self._ttl = holder, ttl
-        # Permits are tried from a random one on, so that those who come together spread out.
-        first = int(world.dice() * len(names)) if len(names) > 1 else 0
-        self._names = [*names[first:], *names[:first]]
+        self._names = names
+        if len(names) > 1:  # from a random permit on, so that those who come together spread out
+            first = int(world.dice() * len(names))
+            self._names = [*names[first:], *names[:first]]
         self.unsettled: set[str] = set()
         self._seen_free: tuple[str, int] | None = None
 

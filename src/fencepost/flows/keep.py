@@ -34,6 +34,11 @@ _RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
 class Hold:
     """One granted lease as its holder knows it. The keeper writes ``trust``; anybody reads it."""
 
+    __slots__ = (
+        *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
+        *("owner", "on_loss", "_emit", "_chatty", "_phase"),
+    )
+
     def __init__(
         self,
         granted: Granted,
@@ -42,6 +47,7 @@ class Hold:
         ttl: float,
         max_hold: float | None,
         emit: Callable[[LeaseEvent], None],
+        chatty: bool = True,
     ) -> None:
         self.name, self.token, self.nonce, self.ttl = granted.name, granted.grant.token, nonce, ttl
         self.ends = None if max_hold is None else granted.sent + max_hold
@@ -51,7 +57,7 @@ class Hold:
         self.why_lost: str | None = None
         self.owner: object = None  # the thread or task that must not wait for itself
         self.on_loss: list[Callable[[], None]] = []
-        self._emit = emit
+        self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
 
     def phase(self, now: float) -> Phase:
@@ -71,7 +77,7 @@ class Hold:
         """Take note of a renewal that the store confirmed. A lost lease stays lost."""
         self.trust = trust(sent, ttl=ttl, ends=self.ends)
         self.next_try = renew_due(self.trust)
-        self.say("renewed")
+        self.mention("renewed")
 
     def lose(self, why: str) -> None:
         """Declare the lease lost, once, and tell everybody who asked to be told."""
@@ -89,6 +95,11 @@ class Hold:
     def say(self, what: str, detail: str = "") -> None:
         """Emit an event about this lease."""
         self._emit(LeaseEvent(what, self.name, self.token, detail))
+
+    def mention(self, what: str) -> None:
+        """Emit an event that only those care about who listen to everything."""
+        if self._chatty:
+            self.say(what)
 
     def _why_unproven(self, now: float) -> str:
         # Not even a renewal that was confirmed this instant would help.

@@ -36,7 +36,7 @@ async def release(
             except (OutcomeUnknown, StoreUnavailable):
                 continue
             settled = True
-            hold.say("released")
+            hold.mention("released")
             return hold.why_lost is None
         return hold.why_lost is None
     finally:

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
 
-_COLUMNS = """lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version, lease.held,
-       lease.boot_id, lease.expires_us, lease.ttl_us, lease.since_us, lease.ended, lease.beat,
-       lease.pulse, lease.pulse_inode"""
+_COLUMNS = """lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version,
+       lease.held, lease.boot_id, lease.expires_us, lease.ttl_us, lease.since_us, lease.ended,
+       lease.beat, lease.pulse, lease.pulse_inode"""
 
 _FIND = f"""
 SELECT {_COLUMNS}
@@ -74,7 +74,16 @@ SELECT :namespace, :name, :token, :nonce, 1, :boot_id, :expires_us, :ttl_us, 0, 
        :host, :pid, :version, :pulse, :pulse_inode, ''
   FROM fencepost_file WHERE id = 1 AND token = :seen_token"""
 
-# Any later grant, unless the lease is no longer what it was when the decision was made.
+# The usual grant, in one statement: nobody has the lease, and the clock is ahead of its token.
+_GRANT_FREE = """
+UPDATE fencepost_lease
+   SET token = :since_us, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
+       ttl_us = :ttl_us, beat = 0, since_us = :since_us, host = :host, pid = :pid,
+       version = :version, pulse = :pulse, pulse_inode = :pulse_inode, ended = ''
+ WHERE namespace = :namespace AND name = :name
+   AND held = 0 AND nonce <> :nonce AND token < :since_us"""
+
+# Any other grant, unless the lease is no longer what it was when the decision was made.
 _GRANT_AGAIN = """
 UPDATE fencepost_lease
    SET token = :token, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
@@ -227,20 +236,24 @@ class SqliteStore:
     # What runs behind the door.
 
     def _acquire(self, name: str, holder: Holder, ttl: float) -> Grant:
-        """Read, decide, compare and set: the file is locked only for the last of these."""
         for _ in range(_MOST_RACES):
-            grant = self._file.write_one(
-                lambda db: self._decide(db, name, holder, ttl), durable=True
-            )
+            grant = self._file.write_one(lambda db: self._ask(db, name, holder, ttl), durable=True)
             if grant is not None:
+                self._pulse.leases.add(holder.nonce)
                 return grant
         raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")
 
-    def _decide(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant | None:
-        """Grant or refuse; None if the lease changed between the decision and the grant."""
+    def _ask(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant | None:
+        """Take the lease if it is free, else read, decide, compare and set.
+
+        None if it changed between the decision and the grant: then it is asked for again.
+        """
+        wanted = self._wanted(name, holder, ttl)
+        if db.execute(_GRANT_FREE, wanted).rowcount:
+            return Grant(wanted["since_us"], ttl)
         row = self._find(db, name)
         if row is None:
-            return self._grant_first(db, name, holder, ttl)
+            return self._grant_first(db, wanted, ttl)
         record = row.record
         now, era = self._now()
         verdict = judge(record, nonce=holder.nonce, now=now, era=era)
@@ -254,38 +267,25 @@ class SqliteStore:
             dead = self._gone(row)
             if not dead:
                 raise refusal(record, expires_in=left(record, now=now, era=era))
-        values = self._granted(name, holder, ttl, highest=record.token)
-        values["seen_held"], values["seen_beat"] = record.held, record.beat
-        grant = self._done(db.execute(_GRANT_AGAIN, values).rowcount, values, ttl)
+        wanted |= {"seen_held": record.held, "seen_beat": record.beat}
+        grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=record.token)
         if grant is not None and dead:
             self._sweep(db)
         return grant
 
-    def _grant_first(self, db: Connection, name: str, holder: Holder, ttl: float) -> Grant | None:
-        found = db.execute(_FIND_DELETED).fetchone()
-        if found is None:
-            raise Misuse(
-                f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
-            )
-        values = self._granted(name, holder, ttl, highest=found[0])
-        return self._done(db.execute(_GRANT_FIRST, values).rowcount, values, ttl)
-
-    def _granted(self, name: str, holder: Holder, ttl: float, *, highest: int) -> dict[str, Any]:
-        """Return the lease as it will be, if nobody is quicker."""
+    def _wanted(self, name: str, holder: Holder, ttl: float) -> dict[str, Any]:
+        """Return the lease as it will be, but for its token, if nobody is quicker."""
         # The pulse must beat before anybody can read a row that leans on it.
         pulse, inode = ("", "") if self._private else self._pulse.beat(holder.nonce)
         now, era = self._now()
-        wall_us = _us(self._world.clocks.wall())
         return {
             "namespace": self._namespace,
             "name": name,
-            "seen_token": highest,
-            "token": next_token(highest, store_us=wall_us),
             "nonce": holder.nonce,
             "boot_id": era,
             "expires_us": _us(now) + _us(ttl),
             "ttl_us": _us(ttl),
-            "since_us": wall_us,
+            "since_us": _us(self._world.clocks.wall()),
             "host": holder.host,
             "pid": holder.pid,
             "version": holder.version,
@@ -293,11 +293,20 @@ class SqliteStore:
             "pulse_inode": inode,
         }
 
-    def _done(self, changed: int, values: dict[str, Any], ttl: float) -> Grant | None:
-        if not changed:
-            return None
-        self._pulse.leases.add(values["nonce"])
-        return Grant(values["token"], ttl)
+    def _grant_first(self, db: Connection, wanted: dict[str, Any], ttl: float) -> Grant | None:
+        found = db.execute(_FIND_DELETED).fetchone()
+        if found is None:
+            raise Misuse(
+                f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
+            )
+        return self._grant(db, _GRANT_FIRST, wanted, ttl, highest=found[0])
+
+    def _grant(
+        self, db: Connection, statement: str, wanted: dict[str, Any], ttl: float, *, highest: int
+    ) -> Grant | None:
+        token = next_token(highest, store_us=wanted["since_us"])
+        changed = db.execute(statement, wanted | {"token": token, "seen_token": highest}).rowcount
+        return Grant(token, ttl) if changed else None
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
         # Shorter than what a holder's trust is short of the ttl: so that a keeper which is kept
