@@ -65,12 +65,13 @@ def test_locks_shows_what_is_no_longer_held_only_if_asked(kit: Kit) -> None:
 
 
 def test_a_broken_lock_shows_the_old_and_the_new_token(kit: Kit) -> None:
-    with Fencepost(kit.url) as fp, fp.lock("job") as lease:
+    with Fencepost(kit.url) as fp:
+        lease = fp.lock("job").acquire()
         words = ("--token", str(lease.token), "--reason", "stuck")
         done = kit.fencepost("lock", "break", "job", *words)
-        old, new = re.findall(r"token (\d+)", done.stdout)
-        assert (done.returncode, int(old)) == (0, lease.token)
-        assert int(new) > lease.token
+    old, new = re.findall(r"token (\d+)", done.stdout)
+    assert (done.returncode, int(old)) == (0, lease.token)
+    assert int(new) > lease.token
 
 
 def test_breaking_by_an_old_token_is_refused_with_4(kit: Kit) -> None:

@@ -35,7 +35,7 @@ from fencepost.model.watch import Watch
 from fencepost.stores.api import Capabilities
 from fencepost.stores.sqlite_schema import is_ready, prepare
 from fencepost.world.disk import refuse_shared
-from fencepost.world.line import Line, LinePlace, can_queue, is_deserted, put_away
+from fencepost.world.line import Line, LinePlace, can_queue, put_away
 from fencepost.world.pulse import Pulse
 from fencepost.world.sqlite import SqliteFile
 
@@ -421,7 +421,7 @@ class SqliteStore:
         return Line(self._folder, namespace=self._namespace, name=name)
 
     def _wake(self, name: str) -> None:
-        if self.capabilities.fair and not is_deserted(self._folder):
+        if self.capabilities.fair:
             self._line(name).wake()
 
     # The file.

@@ -1,9 +1,11 @@
 """Waiters stand in line in a folder, first come first served; whoever leaves wakes the next.
 
-Each waiter has a named pipe whose name begins with the line and the instant it joined. Waking is
-one byte into the pipe of whoever is first. It is only a hint, and may get lost with a process that
-dies at the wrong moment: so nobody sleeps on it for longer than ``LONGEST_NAP``, and the lease
-itself is decided elsewhere.
+Each waiter has a named pipe whose name begins with the line and the instant it joined, and reads
+from it. Whoever wakes the first opens that pipe for writing and closes it again: the reader hears
+the line go dead. A byte would do as well, but Linux lets the reader of a byte wait for the core of
+its writer, which has more to do. Waking is only a hint, and may get lost with a process that dies
+at the wrong moment: so nobody sleeps for longer than ``LONGEST_NAP``, and the lease itself is
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import errno
 import os
 import time
 import weakref
+from functools import cached_property
 
 from fencepost.model.name import base
 
@@ -36,18 +39,17 @@ class Line:
     """The line for one name, as seen from outside of it."""
 
     def __init__(self, folder: str, *, namespace: str, name: str) -> None:
-        self.folder = folder
-        self.key = _key(namespace, base(name))
+        self.folder, self._namespace, self._name = folder, namespace, name
+
+    @cached_property
+    def key(self) -> str:
+        """How the names of all pipes in this line begin."""
+        return _key(self._namespace, base(self._name))
 
     def waiters(self) -> list[str]:
         """Return the pipes of those who wait, the first in line first."""
-        try:
-            entries = os.listdir(self.folder)
-        except OSError:
-            return []  # somebody removed the folder: the waiters look by themselves
-        return sorted(
-            entry for entry in entries if entry.startswith(self.key) and entry.endswith(_SUFFIX)
-        )
+        waiting = _waiting_in(self.folder)
+        return sorted(entry for entry in waiting if entry.startswith(self.key))
 
     def anybody_before(self, name: str) -> bool:
         """Say whether somebody alive stands in line before the pipe ``name``."""
@@ -64,16 +66,9 @@ class Line:
         """Wake the first in line. Those who died there are removed on the way."""
         for entry in self.waiters():
             fd = self._reach(entry)
-            if fd is None:
-                continue
-            try:
-                os.write(fd, b".")
-            except OSError:
-                continue  # full of hints already, or gone between the two calls
-            finally:
+            if fd is not None:
                 os.close(fd)
-            _step_aside()
-            return
+                return
 
     def sweep(self) -> None:
         """Remove the pipes that dead processes had kept for later."""
@@ -100,6 +95,8 @@ class LinePlace:
     def __init__(self, world: World, line: Line) -> None:
         self._world, self._line = world, line
         self._name = self._spare = ""
+        self._is_next = False  # told so when we joined
+        self._heard = False  # a hint, after which the pipe must be opened anew
 
     @classmethod
     async def joined(cls, world: World, line: Line) -> LinePlace:
@@ -116,10 +113,16 @@ class LinePlace:
 
     async def turn(self, patience: float) -> bool:
         """Wait until we are first or are woken, at most ``patience`` seconds; say whether so."""
-        woken = await self._world.readable(self._fd, min(patience, LONGEST_NAP))
-        if woken:
-            os.read(self._fd, 64)
-        return woken
+        if self._is_next:
+            self._is_next = False
+            return True
+        if self._heard:
+            # We came too early, or too late. While we asked we could not hear: so ask once more.
+            self._heard = False
+            self._listen(os.path.join(self._line.folder, self._name))
+            return True
+        self._heard = await self._world.readable(self._fd, min(patience, LONGEST_NAP))
+        return self._heard
 
     async def first(self) -> bool:
         """Say whether nobody alive stands before us."""
@@ -135,8 +138,16 @@ class LinePlace:
         path = os.path.join(self._line.folder, self._name)
         if not self._reuse(path):
             self._make(path)
-        if self._line.waiters()[:1] in ([], [self._name]):
-            os.write(self._fd, b".")  # nobody is before us: our turn is now
+        self._is_next = self._line.waiters()[:1] in ([], [self._name])
+
+    def _listen(self, path: str) -> None:
+        """Open the pipe anew: who heard it go dead hears nothing more, and others must reach us."""
+        try:
+            fresh = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return  # somebody removed it: from now on we find out by ourselves
+        os.close(self._fd)
+        self._fd = fresh
 
     def _reuse(self, path: str) -> bool:
         """Stand in line with the pipe of an earlier wait; say whether there was one."""
@@ -144,12 +155,12 @@ class LinePlace:
         while spares:
             self._fd, self._spare = spares.pop()
             _standing.add(self)
-            _empty(self._fd)
             try:
                 os.rename(self._spare, path)
             except FileNotFoundError:
                 self.drop()  # somebody removed it
             else:
+                self._listen(path)  # and not for hints that came too late for an earlier wait
                 return True
         return False
 
@@ -162,8 +173,7 @@ class LinePlace:
         # A pipe that nobody reads yet would be taken for a dead waiter's: so it gets its real
         # name only after it was opened.
         os.mkfifo(path + "-new", 0o666)
-        # Read and write: so it never reports an end of file when a waker closes it.
-        self._fd = os.open(path + "-new", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.open(path + "-new", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         _standing.add(self)
         os.rename(path + "-new", path)
 
@@ -236,21 +246,20 @@ def can_queue() -> bool:
     return hasattr(os, "mkfifo")
 
 
-def is_deserted(folder: str) -> bool:
-    """Say whether nobody waits in any line of ``folder``, by one look at it if nothing changed."""
+def _waiting_in(folder: str) -> list[str]:
+    """Return all pipes at which somebody waits, in any line; by one look if nothing has changed."""
     try:
         changed = os.stat(folder).st_mtime_ns
         if _deserted.get(folder) == changed:
-            return True
-        if any(entry.endswith(_SUFFIX) for entry in os.listdir(folder)):
-            return False
+            return []
+        waiting = [entry for entry in os.listdir(folder) if entry.endswith(_SUFFIX)]
     except OSError:
-        return False  # somebody removed the folder
+        return []  # somebody removed the folder: the waiters look by themselves
     # A change in the same tick of the kernel's clock would leave the same mark: so only a mark
     # that is older than any tick is remembered.
-    if time.time_ns() - changed > _LONGEST_TICK_NS:
+    if not waiting and time.time_ns() - changed > _LONGEST_TICK_NS:
         _deserted[folder] = changed
-    return True
+    return waiting
 
 
 def _key(namespace: str, name: str) -> str:
@@ -258,20 +267,6 @@ def _key(namespace: str, name: str) -> str:
 
     text = f"{namespace}/{name}".encode()
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}-"
-
-
-def _empty(fd: int) -> None:
-    """Forget the hints that came too late for whoever waited here before."""
-    try:
-        os.read(fd, 64)
-    except BlockingIOError:
-        return  # as it should be
-
-
-def _step_aside() -> None:
-    """Let whoever was woken run now: kernels like to put it on our core, behind us."""
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
 
 
 def _remove(path: str) -> None:
