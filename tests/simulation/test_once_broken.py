@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.acquire import acquire
 from fencepost.model.lease import DRIFT, MARGIN, Grant, Holder, renewal_ttl, trust
@@ -36,23 +38,7 @@ def test_a_doubt_outlives_the_round_of_asking_that_it_arose_in() -> None:
                 raise OutcomeUnknown("the reply was lost")
             raise StoreUnavailable("the store is away")
 
-    async def flow(world: SimulatedWorld) -> list[tuple[str, str]]:
-        abandoned: list[tuple[str, str]] = []
-        try:
-            await acquire(
-                world,
-                GoesAway(world),
-                ["job"],
-                holder=Holder("nonce", "host", 1),
-                ttl=30.0,
-                wait=1.0,
-                abandon=lambda name, nonce: abandoned.append((name, nonce)),
-            )
-        except StoreUnavailable:
-            return abandoned
-        raise AssertionError("the store was away")
-
-    assert run_simulated(flow) == [("job", "nonce")]
+    assert given_up(GoesAway, StoreUnavailable, wait=1.0) == [("job", "nonce")]
 
 
 def test_a_request_that_is_still_on_its_way_is_given_up_for_when_another_is_refused() -> None:
@@ -67,20 +53,26 @@ def test_a_request_that_is_still_on_its_way_is_given_up_for_when_another_is_refu
                 raise OutcomeUnknown("no reply yet")
             raise LeaseHeld(name, holder="another", token=1, expires_in=1.0)
 
-    async def flow(world: SimulatedWorld) -> list[tuple[str, str]]:
-        abandoned: list[tuple[str, str]] = []
-        try:
+    assert given_up(Delays, LeaseHeld, wait=0.0) == [("job", "nonce")]
+
+
+def given_up(
+    store: type[MemoryStore], error: type[Exception], *, wait: float
+) -> list[tuple[str, str]]:
+    """Ask a store that ends in ``error``; return what was left for the keeper to give back."""
+    abandoned: list[tuple[str, str]] = []
+
+    async def flow(world: SimulatedWorld) -> None:
+        with pytest.raises(error):
             await acquire(
                 world,
-                Delays(world),
+                store(world),
                 ["job"],
                 holder=Holder("nonce", "host", 1),
                 ttl=30.0,
-                wait=0.0,
+                wait=wait,
                 abandon=lambda name, nonce: abandoned.append((name, nonce)),
             )
-        except LeaseHeld:
-            return abandoned
-        raise AssertionError("another had it")
 
-    assert run_simulated(flow) == [("job", "nonce")]
+    run_simulated(flow)
+    return abandoned
