@@ -115,3 +115,20 @@ def test_a_forked_child_neither_uses_nor_removes_what_its_parent_keeps(line: Lin
     assert os.waitpid(child, 0)[1] == 0
     assert len(os.listdir(line.folder)) == 1
     put_away(line.folder)
+
+
+def test_a_waiter_whose_pipe_was_removed_after_a_hint_listens_again_and_does_not_spin(
+    line: Line,
+) -> None:
+    place = join(line)
+    assert finish(place.turn(1.0))  # first in line: asked at once
+    line.wake()
+    assert finish(place.turn(1.0))  # woken
+    (pipe,) = line.waiters()
+    os.unlink(os.path.join(line.folder, pipe))
+    assert finish(place.turn(1.0))  # asked once more, for what it could not hear
+    assert not finish(place.turn(0.01))  # and then it waits
+    assert line.waiters() == [pipe]
+    line.wake()
+    assert finish(place.turn(1.0))
+    leave(place)

@@ -214,10 +214,8 @@ class SqliteStore:
             return None
         try:
             return await LinePlace.joined(self._world, self._line(name))
-        except (
-            OSError
-        ):  # no room, no right, no descriptor: those who cannot stand in line ask again
-            return None
+        except OSError:
+            return None  # no room, no right, no descriptor: who cannot stand in line asks again
 
     def lifeline(self) -> int | None:
         """Return what vouches for us and for children that keep a copy; they never use the file."""

@@ -142,12 +142,12 @@ class LinePlace:
 
     def _listen(self, path: str) -> None:
         """Open the pipe anew: who heard it go dead hears nothing more, and others must reach us."""
+        dead = self._fd
         try:
-            fresh = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return  # somebody removed it: from now on we find out by ourselves
-        os.close(self._fd)
-        self._fd = fresh
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody removed it; to listen to the dead one would be to spin
+            self._make(path)
+        os.close(dead)
 
     def _reuse(self, path: str) -> bool:
         """Stand in line with the pipe of an earlier wait; say whether there was one."""
