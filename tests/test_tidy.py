@@ -20,6 +20,7 @@ LAYERS = [
     {"model"},
     {"world"},
     {"stores"},
+    {"ledger"},
     {"flows"},
     {"fence", "logs"},
     {"lease", "verifier"},
@@ -62,7 +63,7 @@ def test_imports_point_downwards(path: Path) -> None:
             assert DEPTH[target] < DEPTH[part], f"{path.relative_to(SOURCE)} imports {name}"
 
 
-@pytest.mark.parametrize("part", ["model", "stores", "flows"])
+@pytest.mark.parametrize("part", ["model", "stores", "ledger", "flows"])
 def test_only_the_world_touches_the_machine(part: str) -> None:
     for path in (SOURCE / part).rglob("*.py"):
         reached = WORLDLY & {name.split(".")[0] for name in imports(path)}

@@ -2,10 +2,14 @@
 
 FencepostError
 ├── Refused            nothing changed         LeaseHeld  TokenStale  TokenRegressed
-├── Lost               it was ours, no more    LeaseLost
+│                                                  LedgerDoubtful
+├── Lost               it was ours, no more    LeaseLost  RunLost
+├── Stopped            it is ours: end it now  RunCancelled  RunTimedOut
 ├── OutcomeUnknown     it may have happened    ask again with the same nonce
 ├── StoreUnavailable   it did not happen       worth asking again
-└── Misuse             your code or config     BadName  BadDuration  BadUrl
+├── Said               a body's own word       GiveUp  RetryAfter  InDoubt
+└── Misuse             your code or config     BadName  BadDuration  BadUrl  BadSlot
+                                                   BadSchedule  BadValue  UnknownJob  UnknownRun
                                                    MissingExtra  FenceMisused
 """
 
@@ -22,6 +26,14 @@ class Refused(FencepostError):
 
 class Lost(FencepostError):
     """It was ours and is no more. Stop; whatever comes next belongs to somebody else."""
+
+
+class Stopped(FencepostError):
+    """The run is still ours but is asked to end. Clean up and let this pass through."""
+
+
+class Said(FencepostError):
+    """What a job's body raises to say how the attempt ended; for user code to raise."""
 
 
 class OutcomeUnknown(FencepostError):
@@ -79,6 +91,50 @@ class LeaseLost(Lost):
         self.name, self.token, self.reason = name, token, reason
 
 
+class RunLost(Lost):
+    """A later attempt has the run, or it has ended. What was to be written was not."""
+
+    def __init__(self, run: str, *, token: int, reason: str) -> None:
+        super().__init__(f"run {run!r} (token {token}) is lost: {reason}")
+        self.run, self.token, self.reason = run, token, reason
+
+
+class RunCancelled(Stopped):
+    """Somebody asked for this run to be cancelled."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"run {run!r} is to be cancelled: somebody asked for it")
+        self.run = run
+
+
+class RunTimedOut(Stopped):
+    """The attempt has used up its time."""
+
+    def __init__(self, run: str, *, timeout: float) -> None:
+        super().__init__(f"run {run!r} has used up its timeout of {timeout:g} s")
+        self.run, self.timeout = run, timeout
+
+
+class GiveUp(Said):
+    """Raise it to fail the run for good, whatever its retry policy allows."""
+
+
+class RetryAfter(Said):
+    """Raise it to fail the attempt and have the next one no sooner than ``seconds`` from now."""
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(message or f"try again after {seconds:g} s")
+        self.seconds = seconds
+
+
+class InDoubt(Said):
+    """Raise it inside of ``once`` if you cannot know whether the effect happened."""
+
+
+class LedgerDoubtful(Refused):
+    """The ledger may be an older copy of itself. Nothing runs until an operator says so."""
+
+
 class BadName(Misuse):
     """A lease or namespace has a name that cannot be used."""
 
@@ -89,6 +145,35 @@ class BadDuration(Misuse):
 
 class BadUrl(Misuse):
     """A store URL is malformed or names something that cannot be a store."""
+
+
+class BadSlot(Misuse):
+    """A slot is malformed, or not one that the job's schedule produces."""
+
+
+class BadSchedule(Misuse):
+    """A schedule is malformed, or can never be due."""
+
+
+class BadValue(Misuse):
+    """A result, checkpoint or argument cannot be kept: not JSON, or too large."""
+
+
+class UnknownJob(Misuse):
+    """No job has that name here."""
+
+    def __init__(self, job: str, *, known: list[str]) -> None:
+        names = ", ".join(repr(name) for name in sorted(known)[:10]) or "none"
+        super().__init__(f"no job is called {job!r}; known here: {names}")
+        self.job = job
+
+
+class UnknownRun(Misuse):
+    """The ledger has no such run."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"the ledger has no run {run!r}: `fencepost runs` lists those it has")
+        self.run = run
 
 
 class FenceMisused(Misuse):

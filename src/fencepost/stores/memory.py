@@ -24,6 +24,7 @@ from fencepost.stores.api import Capabilities
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from fencepost.world.api import World
 
@@ -41,6 +42,7 @@ class MemoryShelf:
         self.turn = world.mutex()
         self.records: dict[tuple[str, str], Record] = {}
         self.highest = 0
+        self.beside: dict[str, object] = {}  # what a ledger keeps under the same lock
         self.breaks: list[tuple[str, str, int, int, str, str, float]] = []
 
 
@@ -152,6 +154,76 @@ class MemoryStore:
             )
             self._shelf.breaks.append((*key, token, fresh, reason, operator, wall))
             return fresh
+
+    # What a ledger does with leases inside of its own step, holding the lock already.
+
+    @property
+    def turn(self) -> AbstractContextManager[object]:
+        """The lock that guards everything on the shelf."""
+        return self._shelf.turn
+
+    @property
+    def beside(self) -> dict[str, object]:
+        """What is kept on the same shelf by others."""
+        return self._shelf.beside
+
+    def look(self, name: str) -> View | None:
+        """Return who has it, as the store would judge it now."""
+        record = self._shelf.records.get(self._key(name))
+        if record is None:
+            return None
+        seen = self._view(record)
+        return seen._replace(held=False) if self._stopped(record.holder) else seen
+
+    def give(self, name: str, holder: Holder, ttl: float) -> Grant:
+        """Grant a lease that was seen to be free."""
+        return self._grant(self._key(name), holder, ttl)
+
+    def readopt(self, name: str, nonce: str, ttl: float) -> Grant:
+        """Return again what this nonce was granted, from now on."""
+        key = self._key(name)
+        record = self._shelf.records[key]
+        assert record.holder.nonce == nonce, "only its own grant can be adopted"
+        expires = self._world.clocks.boottime() + ttl
+        self._shelf.records[key] = record._replace(expires=expires, ttl=ttl)
+        return Grant(record.token, ttl, adopted=True)
+
+    def extend(self, name: str, nonce: str, token: int, ttl: float) -> bool:
+        """Move the end of a lease; say whether it was still ours to move."""
+        key = self._key(name)
+        now, record = self._world.clocks.boottime(), self._shelf.records.get(key)
+        if record is None or why_lost(record, nonce=nonce, token=token, now=now, era=_ERA):
+            return False
+        beat = record.beat + 1
+        self._shelf.records[key] = record._replace(expires=now + ttl, ttl=ttl, beat=beat)
+        return True
+
+    def end(self, name: str, nonce: str) -> bool:
+        """Give a lease back; say whether it was ours."""
+        key = self._key(name)
+        record = self._shelf.records.get(key)
+        if record is None or record.holder.nonce != nonce or not record.held:
+            return False
+        self._shelf.records[key] = record._replace(held=False, ended="it was released")
+        return True
+
+    def revoke(self, name: str, nonce: str, operator: str, reason: str) -> int:
+        """Take a lease from the holder of ``nonce``, if it has it; return the token from then on.
+
+        0 if somebody else has it by now: then there is nothing to take.
+        """
+        key = self._key(name)
+        record = self._shelf.records.get(key)
+        if record is None or record.holder.nonce != nonce:
+            return 0
+        fresh, ended = self._next_token(), f"it was broken by {operator}: {reason}"
+        nobody = record.holder._replace(nonce="")
+        self._shelf.records[key] = record._replace(
+            token=fresh, holder=nobody, held=False, ended=ended
+        )
+        wall = self._world.clocks.wall()
+        self._shelf.breaks.append((*key, record.token, fresh, reason, operator, wall))
+        return fresh
 
     async def line(self, name: str) -> None:
         """Have no line: asking again costs nothing here."""

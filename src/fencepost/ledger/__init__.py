@@ -1,0 +1,1 @@
+"""Where runs are recorded: the port, the reference in memory, and SQL."""

@@ -1,0 +1,128 @@
+"""What a flow may ask of a ledger. Every verb is one round trip and at most one transaction.
+
+Each write of an attempt is conditional on its token: once a later attempt has claimed the run, or
+it has ended, the answer is ``RunLost`` and nothing was written but the name of the stale writer.
+Every verb may be repeated after ``OutcomeUnknown``: it then finds what it did.
+"""
+
+from __future__ import annotations
+
+from fencepost.model.named import NamedTuple, Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencepost.model.claim import Claimed, Want
+    from fencepost.model.ending import Settled
+    from fencepost.model.item import Found, ItemRecord, ItemState
+    from fencepost.model.run import RunEvent, RunRecord, State
+    from fencepost.model.slot import RunKey
+    from fencepost.stores.api import LeaseStore
+
+
+class Attempt(NamedTuple):
+    """Who writes: one try of a run, by one holder, under one token."""
+
+    key: RunKey
+    token: int
+    nonce: str
+    lease: str
+    holder: str = ""
+
+
+class Report(NamedTuple):
+    """What an attempt has to tell along with its next write. Counts are added, the rest is set."""
+
+    done: int | None = None
+    total: int | None = None
+    counts: tuple[tuple[str, int], ...] = ()
+
+
+NOTHING = Report()
+
+
+class JobRecord(NamedTuple):
+    """A job as the ledger knows it: its definition, and whether it may run."""
+
+    job: str
+    definition: str = "{}"
+    quarantined: str = ""  # why, if it is
+    paused: str = ""
+
+
+class LedgerAbilities(NamedTuple):
+    """What a ledger promises. ``transactional``: user statements may join its transactions."""
+
+    durable: bool
+    shared: bool
+    transactional: bool
+
+
+class Ledger(Protocol):
+    """Runs, items, events and counters of one namespace."""
+
+    abilities: LedgerAbilities
+    leases: LeaseStore
+
+    async def claim(self, want: Want) -> Claimed:
+        """Decide who may run it, and record that; a lease is granted in the same transaction."""
+
+    async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
+        """Renew the attempt's lease, take its report; say whether a cancel was asked for."""
+
+    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+        """Keep a checkpoint (JSON text); say whether a cancel was asked for.
+
+        A checkpoint that differs from the last one is progress: losses in a row are forgotten.
+        """
+
+    async def begin(
+        self, attempt: Attempt, *, scope: str, items: Sequence[str], call: str, repeat: bool
+    ) -> list[Found]:
+        """Begin items, before their effects; say for each whether to have the effect."""
+
+    async def end(
+        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+    ) -> None:
+        """End items that this attempt began: done or failed, with the error."""
+
+    async def finish(
+        self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
+    ) -> RunRecord:
+        """End the attempt, release its lease, and return the run as it is now."""
+
+    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
+        """Cancel what does not run; ask what runs. ``force`` ends it now and takes its token."""
+
+    async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
+        """Keep an event about a run."""
+
+    async def register(self, job: str, definition: str) -> None:
+        """Keep the definition of a job (JSON text), for those who list jobs."""
+
+    async def lift(self, job: str) -> bool:
+        """Release a job from quarantine; say whether it was in it."""
+
+    async def find(self, key: RunKey) -> RunRecord | None:
+        """Return a run."""
+
+    async def runs(
+        self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
+    ) -> list[RunRecord]:
+        """Return the newest runs: of one job by slot, of all by when they were created."""
+
+    async def events(self, key: RunKey) -> list[RunEvent]:
+        """Return what happened to a run, oldest first."""
+
+    async def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> list[ItemRecord]:
+        """Return the items of a scope, by name."""
+
+    async def counts(self, key: RunKey) -> dict[str, int]:
+        """Return the counters of a run."""
+
+    async def jobs(self) -> list[JobRecord]:
+        """Return all jobs, by name."""
+
+    async def close(self) -> None:
+        """Close what the ledger opened; its leases close with it."""

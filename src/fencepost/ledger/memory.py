@@ -1,0 +1,341 @@
+"""The reference: every ledger must be observably equal to this one, which is a few dictionaries.
+
+It shares the lock and the leases of a ``MemoryStore``, so that a claim and its lease are one step.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseLost, RunLost, UnknownRun
+from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
+from fencepost.model.claim import (
+    Change,
+    Claimed,
+    Decision,
+    Facts,
+    Standing,
+    Verdict,
+    Want,
+    changed_record,
+    claimed_record,
+    decide,
+    leases_of,
+)
+from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.item import Found, ItemRecord, ItemState, find
+from fencepost.model.run import RunEvent, RunRecord, State, legal, why_lost
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fencepost.model.slot import RunKey
+    from fencepost.stores.memory import MemoryStore
+    from fencepost.world.api import World
+
+
+class MemoryBooks:
+    """What several ``MemoryLedger`` objects of one process share."""
+
+    def __init__(self) -> None:
+        self.runs: dict[RunKey, RunRecord] = {}
+        self.order: dict[RunKey, int] = {}
+        self.items: dict[tuple[str, str], ItemRecord] = {}
+        self.events: list[RunEvent] = []
+        self.counts: dict[RunKey, dict[str, int]] = {}
+        self.jobs: dict[str, JobRecord] = {}
+
+
+class MemoryLedger:
+    """Runs in dictionaries, under the lock of the store that has the leases."""
+
+    abilities = LedgerAbilities(durable=False, shared=False, transactional=False)
+
+    def __init__(self, world: World, leases: MemoryStore) -> None:
+        self._world, self.leases = world, leases
+
+    @property
+    def _books(self) -> MemoryBooks:
+        books = self.leases.beside.setdefault("ledger", MemoryBooks())
+        assert isinstance(books, MemoryBooks), "nobody else keeps anything there"
+        return books
+
+    async def claim(self, want: Want) -> Claimed:
+        """Decide, and carry the decision out."""
+        with self.leases.turn:
+            now = self._world.clocks.wall()
+            facts = self._facts(want)
+            decision = decide(want, facts, now=now)
+            for key in decision.superseded:
+                self._supersede(key, want, now=now)
+            if decision.verdict is Verdict.GO:
+                return self._go(want, facts, decision, now=now)
+            run = facts.own
+            if decision.change is not None:
+                run = self._change(want, facts.own, decision.change, now=now)
+            return Claimed(
+                decision.verdict,
+                run,
+                blocker=decision.blocker,
+                holder=decision.holder,
+                at=decision.at,
+                fresh=decision.change is not None,
+            )
+
+    async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
+        """Renew the lease and take the report."""
+        with self.leases.turn:
+            run = self._ours(attempt, "beat")
+            if not self.leases.extend(attempt.lease, attempt.nonce, attempt.token, ttl):
+                raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
+            self._put(self._reported(run, report)._replace(beat_at=self._world.clocks.wall()))
+            return bool(run.cancel_at)
+
+    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+        """Keep a checkpoint."""
+        with self.leases.turn:
+            run = self._ours(attempt, "save")
+            run = self._reported(run, report)._replace(beat_at=self._world.clocks.wall())
+            if checkpoint != run.checkpoint:
+                run = run._replace(checkpoint=checkpoint, streak=0, strikes=0)
+            self._put(run)
+            return bool(run.cancel_at)
+
+    async def begin(
+        self, attempt: Attempt, *, scope: str, items: Sequence[str], call: str, repeat: bool
+    ) -> list[Found]:
+        """Begin items."""
+        with self.leases.turn:
+            self._ours(attempt, "begin")
+            return [self._begin(attempt, scope, item, call, repeat=repeat) for item in items]
+
+    async def end(
+        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+    ) -> None:
+        """End items that this attempt began."""
+        with self.leases.turn:
+            self._ours(attempt, "end")
+            now = self._world.clocks.wall()
+            for item, state, error in items:
+                known = self._books.items.get((scope, item))
+                if known and known.state is ItemState.BEGUN and known.token == attempt.token:
+                    ended = known._replace(state=state, error=error, at=now)
+                    self._books.items[scope, item] = ended
+
+    async def finish(
+        self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
+    ) -> RunRecord:
+        """End the attempt and release its lease."""
+        with self.leases.turn:
+            run = self._books.runs.get(attempt.key)
+            if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
+                return run
+            run = self._reported(self._ours(attempt, "finish"), report)
+            now = self._world.clocks.wall()
+            settled = in_view_of(run, settled)
+            if settled.state in UNFINISHED:
+                detail = settled.error or ""
+                self._tell(run, UNFINISHED[settled.state], now=now, detail=detail)
+            run = self._put(ended_record(run, settled, now=now))
+            self.leases.end(attempt.lease, attempt.nonce)
+            return run
+
+    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
+        """Cancel what does not run; ask what runs, or take it away."""
+        with self.leases.turn:
+            run = self._books.runs.get(key)
+            if run is None:
+                raise UnknownRun(str(key))
+            if run.state.terminal:
+                return run
+            now = self._world.clocks.wall()
+            run = run._replace(cancel_at=run.cancel_at or now)
+            if run.state is State.RUNNING and not force:
+                self._tell(run, "cancel_requested", now=now, detail=operator)
+                return self._put(run)
+            if run.state is State.RUNNING:
+                why = f"run {key} was cancelled"
+                token = self.leases.revoke(run.lease, run.holder.nonce, operator, why)
+                self._tell(run, "cancel_forced", now=now, detail=operator)
+                run = run._replace(token=max(run.token, token))
+            return self._put(ended_record(run, Settled(State.CANCELLED, "cancelled"), now=now))
+
+    async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
+        """Keep an event about a run."""
+        with self.leases.turn:
+            now = self._world.clocks.wall()
+            self._books.events.append(RunEvent(key, now, what, token, "", detail))
+
+    async def register(self, job: str, definition: str) -> None:
+        """Keep the definition of a job."""
+        with self.leases.turn:
+            known = self._books.jobs.get(job, JobRecord(job))
+            self._books.jobs[job] = known._replace(definition=definition)
+
+    async def lift(self, job: str) -> bool:
+        """Release a job from quarantine."""
+        with self.leases.turn:
+            known = self._books.jobs.get(job)
+            if known is None or not known.quarantined:
+                return False
+            self._books.jobs[job] = known._replace(quarantined="")
+            return True
+
+    async def find(self, key: RunKey) -> RunRecord | None:
+        """Return a run."""
+        with self.leases.turn:
+            return self._books.runs.get(key)
+
+    async def runs(
+        self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
+    ) -> list[RunRecord]:
+        """Return the newest runs."""
+        with self.leases.turn:
+            chosen = [
+                run
+                for run in self._books.runs.values()
+                if job in (None, run.key.job) and (not states or run.state in states)
+            ]
+            if job is None:
+                chosen.sort(key=lambda run: self._books.order[run.key], reverse=True)
+            else:
+                chosen.sort(key=lambda run: run.key, reverse=True)
+            return chosen[:limit]
+
+    async def events(self, key: RunKey) -> list[RunEvent]:
+        """Return what happened to a run."""
+        with self.leases.turn:
+            return [event for event in self._books.events if event.key == key]
+
+    async def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> list[ItemRecord]:
+        """Return the items of a scope."""
+        with self.leases.turn:
+            return [
+                record
+                for (where, _), record in sorted(self._books.items.items())
+                if where == scope and (not states or record.state in states)
+            ]
+
+    async def counts(self, key: RunKey) -> dict[str, int]:
+        """Return the counters of a run."""
+        with self.leases.turn:
+            return dict(self._books.counts.get(key, {}))
+
+    async def jobs(self) -> list[JobRecord]:
+        """Return all jobs."""
+        with self.leases.turn:
+            return [self._books.jobs[job] for job in sorted(self._books.jobs)]
+
+    async def close(self) -> None:
+        """Have nothing to close."""
+
+    # What happens under the lock.
+
+    def _facts(self, want: Want) -> Facts:
+        own = self._books.runs.get(want.key)
+        others = sorted(
+            (
+                run
+                for run in self._books.runs.values()
+                if run.lock == want.lock and not run.state.terminal and run.key != want.key
+            ),
+            key=lambda run: (run.key.slot, run.key),
+        )
+        names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
+        job = self._books.jobs.get(want.key.job)
+        return Facts(
+            own,
+            others,
+            {name: self._standing(name) for name in names},
+            quarantined=bool(job and job.quarantined),
+            paused=bool(job and job.paused),
+        )
+
+    def _standing(self, name: str) -> Standing:
+        seen = self.leases.look(name)
+        if seen is None or not seen.held:
+            return Standing(name)
+        return Standing(name, True, seen.holder, seen.token, seen.since, seen.expires_in)  # noqa: FBT003
+
+    def _go(self, want: Want, facts: Facts, decision: Decision, *, now: float) -> Claimed:
+        if decision.adopted:
+            assert facts.own is not None, "only a run that is there can be adopted"
+            grant = self.leases.readopt(decision.lease, want.holder.nonce, want.policy.lease)
+            return Claimed(Verdict.GO, facts.own, grant)
+        assert decision.change is not None, "whoever may go has something to change"
+        if decision.change.lost and facts.own is not None:
+            self._tell(facts.own, "attempt_lost", now=now)
+        grant = self.leases.give(decision.lease, want.holder, want.policy.lease)
+        change, lease = decision.change, decision.lease
+        run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)
+        return Claimed(Verdict.GO, self._put(run), grant)
+
+    def _change(
+        self, want: Want, own: RunRecord | None, change: Change, *, now: float
+    ) -> RunRecord:
+        if change.lost and own is not None:
+            self._tell(own, "attempt_lost", now=now)
+        if change.quarantine:
+            known = self._books.jobs.get(want.key.job, JobRecord(want.key.job))
+            self._books.jobs[want.key.job] = known._replace(quarantined=str(want.key))
+        return self._put(changed_record(want, own, change, now=now))
+
+    def _supersede(self, key: RunKey, want: Want, *, now: float) -> None:
+        run = self._books.runs[key]
+        settled = Settled(State.FAILED, "superseded", error=run.error)
+        self._put(ended_record(run, settled, now=now)._replace(blocker=str(want.key)))
+
+    def _begin(self, attempt: Attempt, scope: str, item: str, call: str, *, repeat: bool) -> Found:
+        known = self._books.items.get((scope, item))
+        found = find(
+            known,
+            token=attempt.token,
+            call=call,
+            begun_by_living=known is not None and self._has_run(known),
+            repeat=repeat,
+        )
+        if found.go:
+            now, key = self._world.clocks.wall(), str(attempt.key)
+            begun = ItemRecord(scope, item, ItemState.BEGUN, attempt.token, key, call, now)
+            self._books.items[scope, item] = begun
+        return found
+
+    def _has_run(self, item: ItemRecord) -> bool:
+        """Say whether the attempt that began an item still has its run."""
+        return any(
+            run.state is State.RUNNING and run.token == item.token and str(run.key) == item.run
+            for run in self._books.runs.values()
+        )
+
+    def _ours(self, attempt: Attempt, what: str) -> RunRecord:
+        """Return the run that an attempt wants to write to, or record it as stale and refuse."""
+        run = self._books.runs.get(attempt.key)
+        if run is None:
+            raise RunLost(str(attempt.key), token=attempt.token, reason="the ledger has no record")
+        if run.state is State.RUNNING and (run.token, run.holder.nonce) == (
+            attempt.token,
+            attempt.nonce,
+        ):
+            return run
+        now = self._world.clocks.wall()
+        event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
+        self._books.events.append(event)
+        raise RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
+
+    def _reported(self, run: RunRecord, report: Report) -> RunRecord:
+        for name, more in report.counts:
+            counts = self._books.counts.setdefault(run.key, {})
+            counts[name] = counts.get(name, 0) + more
+        if report.done is not None:
+            run = run._replace(done=report.done)
+        return run if report.total is None else run._replace(total=report.total)
+
+    def _tell(self, run: RunRecord, what: str, *, now: float, detail: str = "") -> None:
+        event = RunEvent(run.key, now, what, run.token, str(run.holder), detail)
+        self._books.events.append(event)
+
+    def _put(self, run: RunRecord) -> RunRecord:
+        before = self._books.runs.get(run.key)
+        assert legal(before and before.state, run.state), f"{before} cannot become {run}"
+        self._books.runs[run.key] = run
+        self._books.order.setdefault(run.key, len(self._books.order))
+        return run

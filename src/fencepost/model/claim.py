@@ -1,0 +1,331 @@
+"""To claim a slot is to decide, in one transaction of the ledger, who may run it and who may not.
+
+``decide`` is that decision. It reads facts and returns a value; the ledger carries it out. All that
+it can say: go; it has ended; somebody has it; not yet; another run comes first.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from fencepost.model.lease import Grant, Holder
+from fencepost.model.named import NamedTuple
+from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
+from fencepost.model.run import RunRecord, State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fencepost.model.slot import RunKey
+
+# A run in trouble: from this many losses in a row on, it runs with nobody beside it.
+SUSPICIOUS = 2
+
+
+class Want(NamedTuple):
+    """A request for a run. The holder's nonce makes it safe to repeat.
+
+    ``can_be_alone`` says that the asker can run it where a crash hurts nobody else. ``new`` asks
+    for a run of one's own: if the key is taken already, it is somebody else's.
+    """
+
+    key: RunKey
+    holder: Holder
+    policy: Policy
+    lock: str
+    trigger: str = "trigger"
+    can_be_alone: bool = False
+    new: bool = False
+
+
+class Standing(NamedTuple):
+    """How one lease stands: who has it, if anybody who may still be alive does."""
+
+    name: str
+    held: bool = False
+    holder: Holder = Holder("", "", 0, "")
+    token: int = 0
+    since: float = 0.0
+    expires_in: float = 0.0
+
+
+class Facts(NamedTuple):
+    """All that a claim is decided by.
+
+    ``own`` is the run asked for, ``others`` every live run of the same lock, oldest slot first.
+    ``standings`` has the lock's lease, or those of all permits, and those of live runs.
+    """
+
+    own: RunRecord | None
+    others: Sequence[RunRecord]
+    standings: dict[str, Standing]
+    quarantined: bool = False
+    paused: bool = False
+
+
+class Verdict(enum.Enum):
+    """What a claim found, for the flow that asked."""
+
+    GO = "go"  # it is ours, under a new token
+    ENDED = "ended"  # it is over: before, or by this very claim
+    BUSY = "busy"  # an attempt of it is alive; nothing changed
+    LATER = "later"  # it waits, until ``at`` or until the lock is free
+    AFTER = "after"  # an older run of the lock was lost, and is to be resumed first
+    REPLACE = "replace"  # the run that is in its way is to be cancelled first
+
+
+class Change(NamedTuple):
+    """How a record is to change, besides what every change brings along."""
+
+    state: State
+    reason: str = ""
+    blocker: str = ""
+    not_before: float = 0.0
+    lost: bool = False  # the attempt that had it is counted as a loss
+    struck: bool = False  # and nobody else can have been the cause
+    quarantine: bool = False
+    error: str | None = None
+
+
+class Decision(NamedTuple):
+    """What is to be done about a claim.
+
+    ``lease`` is the lease to grant for GO. ``change`` is what else happens to the run that was
+    asked for; ``superseded`` are runs that end because a newer slot takes their place.
+    """
+
+    verdict: Verdict
+    lease: str = ""
+    change: Change | None = None
+    superseded: tuple[RunKey, ...] = ()
+    blocker: RunRecord | None = None
+    holder: Standing | None = None
+    at: float = 0.0
+    adopted: bool = False
+
+
+class Claimed(NamedTuple):
+    """A ledger's answer to a claim: the verdict, and the run as it is now."""
+
+    verdict: Verdict
+    run: RunRecord | None
+    grant: Grant | None = None
+    blocker: RunRecord | None = None
+    holder: Standing | None = None
+    at: float = 0.0
+    fresh: bool = False  # for ENDED: this very claim ended it
+
+
+def leases_of(want: Want) -> list[str]:
+    """Return the leases of which a run needs one: the lock itself, or its permits."""
+    if want.policy.overlap is not Overlap.ALLOW:
+        return [want.lock]
+    return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
+
+
+def decide(  # noqa: PLR0911 -- one line for each way a claim can go
+    want: Want, facts: Facts, *, now: float
+) -> Decision:
+    """Decide a claim at the ledger's time ``now``."""
+    own = facts.own
+    if own is not None and want.new and own.holder.nonce != want.holder.nonce:
+        return Decision(Verdict.BUSY, blocker=own)
+    if own is not None and own.state.terminal:
+        return Decision(Verdict.ENDED)
+    if own is not None and own.state is State.RUNNING:
+        if own.holder.nonce == want.holder.nonce:
+            return _adopted(own, facts)
+        if alive(own, facts):
+            return Decision(Verdict.BUSY, blocker=own, holder=facts.standings[own.lease])
+        return _lost(want, own, facts, now=now)
+    if own is not None and own.not_before > now:
+        return Decision(Verdict.LATER, at=own.not_before)
+    if own is None or own.fresh:
+        refusal = _refused(want, own, facts, now=now)
+        if refusal is not None:
+            return refusal
+    return _free_or_blocked(want, facts, change=Change(State.RUNNING), now=now)
+
+
+def alive(run: RunRecord, facts: Facts) -> bool:
+    """Say whether the attempt that has a run still holds its lease."""
+    standing = facts.standings.get(run.lease)
+    return (
+        run.state is State.RUNNING
+        and standing is not None
+        and standing.held
+        and standing.holder.nonce == run.holder.nonce
+    )
+
+
+def _adopted(own: RunRecord, facts: Facts) -> Decision:
+    """Answer a claim whose first reply got lost, or one that came back from the dead."""
+    if alive(own, facts):
+        return Decision(Verdict.GO, lease=own.lease, adopted=True)
+    # Its lease ran out before it heard of it. A nonce is good for one attempt: ask with another.
+    return Decision(Verdict.BUSY, blocker=own, holder=facts.standings.get(own.lease))
+
+
+def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
+    """Decide about a run whose attempt vanished: resume it, let it wait, or end it."""
+    if want.policy.on_loss is OnLoss.FAIL:
+        return Decision(Verdict.ENDED, change=_end(State.FAILED, "lost", lost=True))
+    struck = own.solitary
+    if own.strikes + struck >= want.policy.max_losses:
+        change = _end(State.FAILED, "poison", lost=True, struck=struck, quarantine=True)
+        return Decision(Verdict.ENDED, change=change)
+    if own.cancel_at:
+        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "cancelled", lost=True))
+    pause = loss_pause(want.policy, streak=own.streak + 1)
+    if pause:
+        at = own.beat_at + pause
+        if at > now:
+            change = Change(State.PENDING, "lost", not_before=at, lost=True, struck=struck)
+            return Decision(Verdict.LATER, change=change, at=at)
+    change = Change(State.RUNNING, lost=True, struck=struck)
+    return _free_or_blocked(want, facts, change=change, now=now)
+
+
+def _refused(want: Want, own: RunRecord | None, facts: Facts, *, now: float) -> Decision | None:
+    """Decide about a run that never began, where the job or the time speaks against it."""
+    if facts.quarantined or facts.paused:
+        reason = "quarantined" if facts.quarantined else "paused"
+        return Decision(Verdict.ENDED, change=Change(State.SKIPPED, reason))
+    deadline = want.policy.start_deadline
+    if deadline is not None and own is not None and now > own.created_at + deadline:
+        return Decision(Verdict.ENDED, change=Change(State.MISSED, "start_deadline"))
+    return None
+
+
+def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
+    """Grant a free lease of the lock, unless another run goes first."""
+    if want.policy.overlap is Overlap.ALLOW:
+        return _permitted(want, facts, change=change)
+    superseded = tuple(other.key for other in facts.others if _gives_way(want, other))
+    in_the_way = [other for other in facts.others if other.key not in superseded]
+    for other in in_the_way:
+        if other.active:
+            if _can_be_resumed(want, other, facts, now=now):
+                return Decision(Verdict.AFTER, blocker=other)
+            return _blocked(want, facts, other, change=change)
+    if facts.standings[want.lock].held:
+        return _blocked(want, facts, None, change=change)
+    for other in in_the_way:
+        if _came_first(want, other):
+            return Decision(Verdict.AFTER, blocker=other)
+    return Decision(Verdict.GO, lease=want.lock, change=change, superseded=superseded)
+
+
+def _permitted(want: Want, facts: Facts, *, change: Change) -> Decision:
+    for name in leases_of(want):
+        if not facts.standings[name].held:
+            return Decision(Verdict.GO, lease=name, change=change)
+    return _blocked(want, facts, None, change=change)
+
+
+def _gives_way(want: Want, other: RunRecord) -> bool:
+    """Say whether a failing run ends because this newer slot of its job is due."""
+    return (
+        other.state is State.WAITING_RETRY
+        and want.policy.retry_until is RetryUntil.NEXT_SLOT
+        and other.key.job == want.key.job
+        and other.key.slot < want.key.slot
+        and not (want.key.manual or other.key.manual)
+    )
+
+
+def _can_be_resumed(want: Want, other: RunRecord, facts: Facts, *, now: float) -> bool:
+    """Say whether a run that was lost can be resumed by the asker, and now.
+
+    An asker knows the policies of its own job only.
+    """
+    if other.key.job != want.key.job or other.state is State.WAITING_RETRY:
+        return False
+    if other.state is State.RUNNING:
+        return not alive(other, facts)
+    return other.not_before <= now
+
+
+def _came_first(want: Want, other: RunRecord) -> bool:
+    """Say whether ``other`` waits for the same lock and has waited for longer."""
+    return (
+        want.policy.overlap is Overlap.RESCHEDULE
+        and other.key.job == want.key.job
+        and other.fresh
+        and other.key.slot < want.key.slot
+    )
+
+
+def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Change) -> Decision:
+    """Decide what a run does that finds its lock taken."""
+    own, policy = facts.own, want.policy
+    blocker = str(other.key) if other is not None else ""
+    waits: Change | None = None
+    if own is not None and own.active:  # an active run is never skipped
+        verdict = Verdict.LATER
+        if change.lost:
+            waits = change._replace(state=State.PENDING, reason="lock_held", blocker=blocker)
+    elif policy.overlap is Overlap.FAIL:
+        verdict = Verdict.ENDED
+        error = f"the lock {want.lock!r} was held"
+        waits = Change(State.FAILED, "lock_held", blocker, error=error)
+    elif policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE):
+        replace = policy.overlap is Overlap.REPLACE and other is not None
+        verdict = Verdict.REPLACE if replace else Verdict.LATER
+        if own is None:
+            waits = Change(State.PENDING, "replacing" if replace else "lock_held", blocker)
+            waiting = sum(run.fresh for run in facts.others)
+            if policy.max_waiting is not None and waiting >= policy.max_waiting:
+                verdict, waits = Verdict.ENDED, Change(State.SKIPPED, "waiting_full", blocker)
+    else:
+        verdict, waits = Verdict.ENDED, Change(State.SKIPPED, "lock_held", blocker)
+    holder = _holder(want, facts, other)
+    return Decision(verdict, change=waits, blocker=other, holder=holder)
+
+
+def _holder(want: Want, facts: Facts, other: RunRecord | None) -> Standing | None:
+    names = [other.lease] if other is not None and other.lease else leases_of(want)
+    held = (facts.standings[name] for name in names if name in facts.standings)
+    return next((standing for standing in held if standing.held), None)
+
+
+def _end(state: State, reason: str, **more: Any) -> Change:
+    return Change(state, reason, **more)
+
+
+def claimed_record(
+    want: Want, own: RunRecord | None, change: Change, *, lease: str, token: int, now: float
+) -> RunRecord:
+    """Return a run as a granted claim leaves it: started, and counted before user code begins."""
+    run = changed_record(want, own, change, now=now)
+    return run._replace(
+        lease=lease,
+        token=token,
+        holder=want.holder,
+        started_at=now,
+        beat_at=now,
+        not_before=0.0,
+        reason="",
+        blocker="",
+        error=None,
+        starts=run.starts + 1,
+        solitary=run.streak >= SUSPICIOUS and want.can_be_alone,
+    )
+
+
+def changed_record(want: Want, own: RunRecord | None, change: Change, *, now: float) -> RunRecord:
+    """Return a run as a decision about it leaves it."""
+    run = own or RunRecord(want.key, change.state, want.lock, trigger=want.trigger, created_at=now)
+    return run._replace(
+        state=change.state,
+        reason=change.reason,
+        blocker=change.blocker,
+        not_before=change.not_before,
+        ended_at=now if change.state.terminal else 0.0,
+        losses=run.losses + change.lost,
+        streak=run.streak + change.lost,
+        strikes=run.strikes + change.struck,
+        error=change.error if change.error is not None else run.error,
+    )

@@ -1,0 +1,81 @@
+"""How the end of an attempt becomes the state of its run."""
+
+from __future__ import annotations
+
+from fencepost.model.named import NamedTuple
+from fencepost.model.run import RunRecord, State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fencepost.model.policy import Policy
+
+# What is kept of an error: enough to know it by, and never a whole page of somebody's data.
+LONGEST_ERROR = 2000
+
+# The event that tells of an attempt which the record will tell no more, once another has begun.
+UNFINISHED = {State.WAITING_RETRY: "attempt_failed", State.PENDING: "attempt_released"}
+
+
+class Ending(NamedTuple):
+    """How an attempt ended, as the one who ran it saw it.
+
+    ``again`` says that another try could help, ``after`` how long it must wait at least.
+    """
+
+    state: State
+    reason: str = ""
+    result: str | None = None
+    error: str | None = None
+    again: bool = False
+    after: float = 0.0
+
+
+class Settled(NamedTuple):
+    """What is written to the ledger when an attempt ends."""
+
+    state: State
+    reason: str = ""
+    not_before: float = 0.0
+    result: str | None = None
+    error: str | None = None
+
+
+def settle(run: RunRecord, ending: Ending, policy: Policy, *, now: float, dice: float) -> Settled:
+    """Decide what becomes of a run whose attempt ended: over, or another try later."""
+    error = None if ending.error is None else ending.error[:LONGEST_ERROR]
+    tries_left = run.attempt < policy.retry.attempts
+    if ending.state in (State.FAILED, State.TIMED_OUT) and ending.again and tries_left:
+        pause = max(policy.retry.pause(run.attempt, dice=dice), ending.after)
+        return Settled(State.WAITING_RETRY, ending.reason, now + pause, None, error)
+    return Settled(ending.state, ending.reason, 0.0, ending.result, error)
+
+
+def in_view_of(run: RunRecord, settled: Settled) -> Settled:
+    """Return what a run ends as, now that its newest record is known.
+
+    A cancelled attempt is never retried. One that was done all the same is done: to hide that
+    would be a lie, so only the request stays on record.
+    """
+    if run.cancel_at and settled.state in (State.WAITING_RETRY, State.PENDING):
+        return Settled(State.CANCELLED, "cancelled", error=settled.error)
+    return settled
+
+
+def ended_record(run: RunRecord, settled: Settled, *, now: float) -> RunRecord:
+    """Return a run as the end of its attempt leaves it."""
+    return run._replace(
+        state=settled.state,
+        reason=settled.reason,
+        not_before=settled.not_before,
+        ended_at=now if settled.state.terminal else 0.0,
+        beat_at=now,
+        result=settled.result,
+        error=settled.error,
+        releases=run.releases + (settled.state is State.PENDING),
+    )
+
+
+def recorded(run: RunRecord, settled: Settled, *, token: int, nonce: str) -> bool:
+    """Say whether this very end was recorded before, and only the reply got lost."""
+    ours = (run.token, run.holder.nonce) == (token, nonce)
+    return ours and run.state is not State.RUNNING and run.state is in_view_of(run, settled).state
