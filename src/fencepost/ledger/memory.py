@@ -55,7 +55,7 @@ class MemoryLedger:
 
     @property
     def _books(self) -> MemoryBooks:
-        books = self.leases.beside.setdefault("ledger", MemoryBooks())
+        books = self.leases.beside.setdefault(f"ledger/{self.leases.namespace}", MemoryBooks())
         assert isinstance(books, MemoryBooks), "nobody else keeps anything there"
         return books
 

@@ -77,7 +77,7 @@ class MemoryStore:
         namespace: str = "default",
         stopped: Callable[[Holder], bool] = lambda _: False,
     ) -> None:
-        self._world, self._namespace = world, namespace
+        self._world, self.namespace = world, namespace
         self._shelf = shelf or MemoryShelf(world)
         self._stopped = stopped
 
@@ -135,7 +135,7 @@ class MemoryStore:
             return [
                 self._view(record)
                 for (namespace, _), record in sorted(self._shelf.records.items())
-                if namespace == self._namespace
+                if namespace == self.namespace
             ]
 
     async def break_(self, name: str, *, token: int, reason: str, operator: str) -> int:
@@ -259,4 +259,4 @@ class MemoryStore:
         return view(record, held=record.held and left > 0, expires_in=left, alive=None)
 
     def _key(self, name: str) -> tuple[str, str]:
-        return self._namespace, well_formed(name)
+        return self.namespace, well_formed(name)
