@@ -32,11 +32,16 @@ class Attempt(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What an attempt has to tell along with its next write. Counts are added, the rest is set."""
+    """What an attempt has to tell along with its next write.
+
+    Counts are this ``source``'s totals so far, not what was added: so a report may be repeated
+    after a lost reply. A counter's value is the sum over all sources that ever reported it.
+    """
 
     done: int | None = None
     total: int | None = None
     counts: tuple[tuple[str, int], ...] = ()
+    source: str = ""
 
 
 NOTHING = Report()

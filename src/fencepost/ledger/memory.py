@@ -41,7 +41,7 @@ class MemoryBooks:
         self.order: dict[RunKey, int] = {}
         self.items: dict[tuple[str, str], ItemRecord] = {}
         self.events: list[RunEvent] = []
-        self.counts: dict[RunKey, dict[str, int]] = {}
+        self.counts: dict[RunKey, dict[tuple[str, str], int]] = {}
         self.jobs: dict[str, JobRecord] = {}
 
 
@@ -218,7 +218,10 @@ class MemoryLedger:
     async def counts(self, key: RunKey) -> dict[str, int]:
         """Return the counters of a run."""
         with self.leases.turn:
-            return dict(self._books.counts.get(key, {}))
+            totals: dict[str, int] = {}
+            for (name, _), value in sorted(self._books.counts.get(key, {}).items()):
+                totals[name] = totals.get(name, 0) + value
+            return totals
 
     async def jobs(self) -> list[JobRecord]:
         """Return all jobs."""
@@ -322,9 +325,8 @@ class MemoryLedger:
         raise RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
 
     def _reported(self, run: RunRecord, report: Report) -> RunRecord:
-        for name, more in report.counts:
-            counts = self._books.counts.setdefault(run.key, {})
-            counts[name] = counts.get(name, 0) + more
+        for name, value in report.counts:
+            self._books.counts.setdefault(run.key, {})[name, report.source] = value
         if report.done is not None:
             run = run._replace(done=report.done)
         return run if report.total is None else run._replace(total=report.total)
