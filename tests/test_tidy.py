@@ -26,6 +26,10 @@ LAYERS = [
     {"lease", "verifier"},
     {"keeper"},
     {"holding"},
+    {"jobs", "bodies", "effects"},
+    {"running"},
+    {"working"},
+    {"declaring"},
     {"blocking", "aio"},
     {"cli"},
 ]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import cached_property
 
+from fencepost.declaring import Declares
 from fencepost.holding import DEFAULT_TTL, Holding
 from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
@@ -12,15 +14,19 @@ from fencepost.world.aio import AioWorld
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from types import TracebackType
     from typing import Any, Self
 
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
     from fencepost.model.duration import Duration
-    from fencepost.model.event import LeaseEvent
+    from fencepost.model.event import JobEvent, LeaseEvent
     from fencepost.model.lease import View
+    from fencepost.model.outcome import Outcome
+    from fencepost.model.run import RunRecord
     from fencepost.stores.api import LeaseStore
+    from fencepost.working import Working
     from fencepost.world.api import Clocks, World
 
 
@@ -105,8 +111,8 @@ class _Entered:
             self._task.cancel("the lease was lost")
 
 
-class AsyncFencepost:
-    """Leases, and later jobs, on the store that ``url`` names, for asyncio.
+class AsyncFencepost(Declares):
+    """Leases and jobs on the store that ``url`` names, for asyncio.
 
     The same contract as ``Fencepost``. Leases are renewed from a thread, so a blocked event loop
     does not lose them. A task whose lease is lost is cancelled, and leaves its block with
@@ -118,11 +124,17 @@ class AsyncFencepost:
         url: str | Callable[[World, str], LeaseStore] | None = None,
         *,
         namespace: str = "default",
-        on_event: Callable[[LeaseEvent], None] | None = None,
+        on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         self._world = AioWorld(clocks=clocks)
         self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+
+    @cached_property
+    def _working(self) -> Working:
+        from fencepost.working import Working  # a dear import, that locks alone never need
+
+        return Working(self._holding, self._world)
 
     def lock(
         self,
@@ -149,6 +161,33 @@ class AsyncFencepost:
     ) -> int:
         """Take a lease away from the holder of ``token``; return the new token."""
         return await self._holding.break_lock(name, token=token, reason=reason, operator=operator)
+
+    async def trigger(
+        self,
+        job: str | Callable[..., Any],
+        slot: datetime | str | float | None = None,
+        *,
+        manual: bool = False,
+        wait: Duration | None = None,
+    ) -> Outcome:
+        """Run a slot of a job here, once: claim it, see it through, and say what became of it.
+
+        Without a slot it is the newest one due. ``manual`` makes a run of its own. ``wait`` is how
+        long to wait for a run that others have, or that is not due again yet.
+        """
+        return await self._working.trigger(job, slot, manual=manual, wait=wait)
+
+    async def cancel(self, run_id: str, *, force: bool = False) -> RunRecord:
+        """Cancel a run that waits; ask one that runs to end. ``force`` takes it away at once."""
+        return await self._working.cancel(run_id, force=force)
+
+    async def resume(self, job: str) -> bool:
+        """Release a job from quarantine; say whether it was in it."""
+        return await self._working.ledger.lift(job)
+
+    async def runs(self, job: str | None = None, *, limit: int = 30) -> list[RunRecord]:
+        """Return the newest runs, of one job or of all."""
+        return await self._working.ledger.runs(job, limit=limit)
 
     async def close(self) -> None:
         """Release what is still held and close the store."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 
+from fencepost.declaring import Declares
 from fencepost.holding import DEFAULT_TTL, Holding
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
@@ -11,15 +13,19 @@ from fencepost.world.flow import finish
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
     from fencepost.model.duration import Duration
-    from fencepost.model.event import LeaseEvent
+    from fencepost.model.event import JobEvent, LeaseEvent
     from fencepost.model.lease import View
+    from fencepost.model.outcome import Outcome
+    from fencepost.model.run import RunRecord
     from fencepost.stores.api import LeaseStore
+    from fencepost.working import Working
     from fencepost.world.api import Clocks, World
 
 
@@ -61,8 +67,8 @@ class Lock:
             raise lease.loss()  # the block ended well, but at its end it was not alone
 
 
-class Fencepost:
-    """Leases, and later jobs, on the store that ``url`` names.
+class Fencepost(Declares):
+    """Leases and jobs on the store that ``url`` names.
 
     Without a URL it is ``$FENCEPOST_URL``, else ``sqlite:///fencepost.db``. For any number of
     threads; a forked child may use it too, but has none of its parent's leases.
@@ -73,11 +79,17 @@ class Fencepost:
         url: str | Callable[[World, str], LeaseStore] | None = None,
         *,
         namespace: str = "default",
-        on_event: Callable[[LeaseEvent], None] | None = None,
+        on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         self._world = BlockingWorld(clocks=clocks)
         self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+
+    @cached_property
+    def _working(self) -> Working:
+        from fencepost.working import Working  # a dear import, that locks alone never need
+
+        return Working(self._holding, self._world)
 
     def lock(
         self,
@@ -102,6 +114,33 @@ class Fencepost:
     def break_lock(self, name: str, *, token: int, reason: str, operator: str | None = None) -> int:
         """Take a lease away from the holder of ``token``; return the new token."""
         return finish(self._holding.break_lock(name, token=token, reason=reason, operator=operator))
+
+    def trigger(
+        self,
+        job: str | Callable[..., Any],
+        slot: datetime | str | float | None = None,
+        *,
+        manual: bool = False,
+        wait: Duration | None = None,
+    ) -> Outcome:
+        """Run a slot of a job here, once: claim it, see it through, and say what became of it.
+
+        Without a slot it is the newest one due. ``manual`` makes a run of its own. ``wait`` is how
+        long to wait for a run that others have, or that is not due again yet.
+        """
+        return finish(self._working.trigger(job, slot, manual=manual, wait=wait))
+
+    def cancel(self, run_id: str, *, force: bool = False) -> RunRecord:
+        """Cancel a run that waits; ask one that runs to end. ``force`` takes it away at once."""
+        return finish(self._working.cancel(run_id, force=force))
+
+    def resume(self, job: str) -> bool:
+        """Release a job from quarantine; say whether it was in it."""
+        return finish(self._working.ledger.lift(job))
+
+    def runs(self, job: str | None = None, *, limit: int = 30) -> list[RunRecord]:
+        """Return the newest runs, of one job or of all."""
+        return finish(self._working.ledger.runs(job, limit=limit))
 
     def close(self) -> None:
         """Release what is still held and close the store."""

@@ -35,6 +35,18 @@ INSERT INTO main.fencepost_guard AS seen (resource, token) VALUES (:resource, :t
     ON CONFLICT (resource) DO UPDATE SET token = excluded.token
  WHERE excluded.token > seen.token"""
 
+# And the one that lets a database keep which items of a run were done in it.
+CREATE_DONE = """
+CREATE TABLE IF NOT EXISTS fencepost_done (
+    scope TEXT    NOT NULL,
+    item  TEXT    NOT NULL,
+    token INTEGER NOT NULL,
+    PRIMARY KEY (scope, item)
+) WITHOUT ROWID"""
+
+_RECORD_ITEM = """
+INSERT OR IGNORE INTO main.fencepost_done (scope, item, token) VALUES (:scope, :item, :token)"""
+
 _FIND = "SELECT token FROM main.fencepost_guard WHERE resource = :resource"
 
 
@@ -78,6 +90,26 @@ def raise_guard(database: Connection, *, resource: str, token: int) -> int:
             f"or execute: {' '.join(CREATE_GUARD.split())}"
         ) from error
     return find_guard(database, resource=resource)
+
+
+def record_item(conn: object, *, scope: str, item: str, token: int) -> bool:
+    """Record an item in the open transaction of ``conn``; say whether it was not there before.
+
+    The fence has let this transaction through already, so nobody else can be recording it.
+    """
+    import sqlite3
+
+    database, _ = _sqlite_of(conn)
+    values = {"scope": scope, "item": item, "token": token}
+    try:
+        return sqlite3.Cursor(database).execute(_RECORD_ITEM, values).rowcount == 1
+    except sqlite3.OperationalError as error:
+        if not str(error).startswith("no such table"):
+            raise
+        raise FenceMisused(
+            "this database has no table fencepost_done: run 'fencepost migrate --guard URL' once, "
+            f"or execute: {' '.join(CREATE_DONE.split())}"
+        ) from error
 
 
 def find_guard(database: Connection, *, resource: str) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencepost.model.duration import Duration
+    from fencepost.model.event import JobEvent
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
@@ -57,13 +58,13 @@ class Holding:
         *,
         world: World,
         namespace: str,
-        on_event: Callable[[LeaseEvent], None] | None,
+        on_event: Callable[[LeaseEvent | JobEvent], None] | None,
     ) -> None:
         self.namespace = checked_namespace(namespace)
         source = default_url() if store is None else store
         self._source = anchored(source) if isinstance(source, str) else source
         self._world, self._on_event = world, on_event
-        self._store = self._open(world)
+        self._store = self.open_store(world)
         self._closed = False
         self._wanted = lru_cache(maxsize=256, typed=True)(self._checked_request)
         self._highest: dict[str, int] = {}
@@ -118,7 +119,7 @@ class Holding:
             raise Misuse(f"lease {wanted.name!r} cannot be had from a Fencepost that was closed")
         if wanted.wait and len(wanted.names) == 1:
             self._refuse_reentry(wanted.name, owner)
-        holder = Holder(self._world.nonce(), _HOST, os.getpid(), VERSION)
+        holder = Holder(self._world.nonce(), HOST, os.getpid(), VERSION)
         granted = await acquire(
             self._world,
             self._store,
@@ -133,7 +134,7 @@ class Holding:
             nonce=holder.nonce,
             ttl=wanted.ttl,
             max_hold=wanted.max_hold,
-            emit=self._emit,
+            emit=self.emit,
             chatty=self._on_event is not None or is_heard(),
         )
         hold.owner = owner
@@ -178,9 +179,9 @@ class Holding:
         if not reason.strip():
             raise Misuse("a reason is needed to break a lock: the next person will want to know")
         fresh = await self._store.break_(
-            name, token=token, reason=reason, operator=operator or _operator()
+            name, token=token, reason=reason, operator=operator or operator_here()
         )
-        self._emit(LeaseEvent("broken", name, token, reason))
+        self.emit(LeaseEvent("broken", name, token, reason))
         return fresh
 
     async def close(self) -> None:
@@ -193,18 +194,29 @@ class Holding:
         await self._store.close()
         _everywhere.discard(self)
 
+    @property
+    def store(self) -> LeaseStore:
+        """The store that this face asks."""
+        return self._store
+
+    @property
+    def keeper(self) -> Keeper:
+        """Who renews what is held."""
+        return self._keeper
+
     def after_fork(self) -> None:
         """Begin anew in a forked child: nothing that the parent holds is ours."""
         self._store.forget()
         self._keeper = self._new_keeper()
 
-    def _open(self, world: World) -> LeaseStore:
+    def open_store(self, world: World) -> LeaseStore:
+        """Open the same store for another world, or another thread."""
         if callable(self._source):
             return self._source(world, self.namespace)
         return open_store(self._source, world, namespace=self.namespace)
 
     def _new_keeper(self) -> Keeper:
-        return Keeper(self._open, clocks=self._world.clocks, emit=self._emit)
+        return Keeper(self.open_store, clocks=self._world.clocks, emit=self.emit)
 
     def _refuse_reentry(self, name: str, owner: object) -> None:
         now = self._world.clocks.boottime()
@@ -223,7 +235,8 @@ class Holding:
         if len(self._highest) > _REMEMBERED:  # forget the name that was seen first
             del self._highest[next(iter(self._highest))]
 
-    def _emit(self, event: LeaseEvent) -> None:
+    def emit(self, event: LeaseEvent | JobEvent) -> None:
+        """Tell the log, and whoever subscribed."""
         log(event)
         if self._on_event is not None:
             try:
@@ -252,9 +265,10 @@ def _find_host() -> str:
     )
 
 
-_HOST = _find_host()
+HOST = _find_host()
 
 
-def _operator() -> str:
+def operator_here() -> str:
+    """Return who is asking, for the record."""
     user = os.environ.get("USER") or os.environ.get("USERNAME") or f"uid {os.getuid()}"
-    return f"{user}@{_HOST}"
+    return f"{user}@{HOST}"

@@ -29,10 +29,10 @@ class Keeper:
         emit: Callable[[LeaseEvent], None],
     ) -> None:
         self._open, self._emit = open_store, emit
-        self._world = BlockingWorld(clocks=clocks)
+        self.world = BlockingWorld(clocks=clocks)
         self._start_turn = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.charges = Charges(self._world)
+        self.charges = Charges(self.world)
 
     def add(self, hold: Hold) -> None:
         """Keep this lease from now on."""
@@ -62,9 +62,9 @@ class Keeper:
 
     def _run(self) -> None:
         try:
-            store = self._open(self._world)
+            store = self._open(self.world)
             try:
-                finish(keep(self._world, store, self.charges, emit=self._emit))
+                finish(keep(self.world, store, self.charges, emit=self._emit))
             finally:
                 finish(store.close())
         finally:

@@ -74,6 +74,11 @@ class Lease:
         return self._hold.name
 
     @property
+    def namespace(self) -> str:
+        """The namespace that the lease's name belongs to."""
+        return self._namespace
+
+    @property
     def token(self) -> int:
         """The fencing token: higher than that of every earlier holder of this name."""
         return self._hold.token

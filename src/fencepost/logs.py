@@ -1,11 +1,20 @@
-"""The one subscriber that turns events into text: logfmt lines on the logger "fencepost"."""
+"""The one subscriber that turns events into text: logfmt lines on the logger "fencepost".
+
+``$FENCEPOST_LOG=json`` makes each line one JSON object instead.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+
+from fencepost.model.event import JobEvent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
+    from typing import Any
+
     from fencepost.model.event import LeaseEvent
 
 _LEVELS = {
@@ -18,6 +27,17 @@ _LEVELS = {
     "suspect": "WARNING",
     "broken": "WARNING",
     "lost": "ERROR",
+    "lock_acquired": "INFO",
+    "resumed": "WARNING",
+    "completed": "INFO",
+    "skipped": "WARNING",
+    "cancelled": "WARNING",
+    "slow_transaction": "WARNING",
+    "in_doubt": "ERROR",
+    "failed": "ERROR",
+    "timed_out": "ERROR",
+    "stuck": "ERROR",
+    "quarantined": "ERROR",
 }
 
 
@@ -26,7 +46,7 @@ def is_heard() -> bool:
     return "logging" in sys.modules
 
 
-def log(event: LeaseEvent) -> None:
+def log(event: LeaseEvent | JobEvent) -> None:
     """Write one event."""
     import logging  # 25 ms that a quiet program need not spend
 
@@ -36,14 +56,29 @@ def log(event: LeaseEvent) -> None:
         logger.log(number, line(event))
 
 
-def line(event: LeaseEvent) -> str:
-    """Return an event as one line of ``key=value`` pairs."""
-    parts = [f"lock_{event.what}", f"name={quoted(event.name)}"]
+def line(event: LeaseEvent | JobEvent) -> str:
+    """Return an event as one line of ``key=value`` pairs, or as one JSON object."""
+    what, pairs = facts(event)
+    if os.environ.get("FENCEPOST_LOG") == "json":
+        import json
+
+        return json.dumps({"event": what, **pairs}, default=str)
+    return " ".join([what, *(f"{key}={quoted(str(value))}" for key, value in pairs.items())])
+
+
+def facts(event: LeaseEvent | JobEvent) -> tuple[str, dict[str, object]]:
+    """Return what an event is called and what belongs to it; the run id is on every line of one."""
+    if isinstance(event, JobEvent):
+        about: dict[str, object] = {"job": event.job, "run_id": event.run_id}
+        if event.token:
+            about["token"] = event.token
+        return event.what, {**about, **dict(event.more)}
+    about = {"name": event.name}
     if event.token:
-        parts.append(f"token={event.token}")
+        about["token"] = event.token
     if event.detail:
-        parts.append(f"detail={quoted(event.detail)}")
-    return " ".join(parts)
+        about["detail"] = event.detail
+    return f"lock_{event.what}", about
 
 
 def quoted(value: str) -> str:
@@ -53,3 +88,19 @@ def quoted(value: str) -> str:
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+
+
+def logger_of(job: str, run_id: str) -> logging.LoggerAdapter[logging.Logger]:
+    """Return a logger whose every line ends with the job and the run id."""
+    import logging
+
+    class Named(logging.LoggerAdapter[logging.Logger]):
+        def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+            """Put the run on the line, for people and for programs."""
+            about = f" job={quoted(job)} run_id={quoted(run_id)}"
+            if args:  # then the line is still to be formatted, and our part must survive that
+                about = about.replace("%", "%%")
+            kwargs["extra"] = {**(kwargs.get("extra") or {}), "job": job, "run_id": run_id}
+            self.logger.log(level, str(msg) + about, *args, **kwargs)
+
+    return Named(logging.getLogger("fencepost.job"), {})

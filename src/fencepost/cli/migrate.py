@@ -5,7 +5,8 @@ from __future__ import annotations
 from fencepost.cli.asking import asked, opened, url_of
 from fencepost.cli.main import FINE
 from fencepost.errors import BadUrl, StoreUnavailable
-from fencepost.fence import CREATE_GUARD
+from fencepost.fence import CREATE_DONE, CREATE_GUARD
+from fencepost.ledger.open import ledger_of
 from fencepost.stores.open import redacted
 from fencepost.world.blocking import BlockingWorld
 
@@ -40,8 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if args.guard:
         _create_guard(url)
     else:
-        store = opened(args, BlockingWorld())
+        world = BlockingWorld()
+        store = opened(args, world)
         asked(store.views())  # whoever opens a store brings it up to date
+        if url.startswith(_SQLITE):
+            asked(ledger_of(world, store).jobs())  # and so does whoever asks a ledger
         asked(store.close())
     if not args.quiet:
         print(f"{redacted(url)} is ready")
@@ -50,12 +54,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
     if guard:
-        return (CREATE_GUARD,)
+        return (CREATE_GUARD, CREATE_DONE)
     if not url.startswith(_SQLITE):
         raise BadUrl(f"{redacted(url)!r} has no tables to create: only sqlite:/// URLs do")
-    from fencepost.stores.sqlite_schema import CREATE
+    from fencepost.ledger import sqlite_schema as runs
+    from fencepost.stores import sqlite_schema as leases
 
-    return CREATE
+    return leases.CREATE + runs.CREATE
 
 
 def _create_guard(url: str) -> None:
@@ -75,6 +80,7 @@ def _create_guard(url: str) -> None:
     try:
         with database:
             database.execute(CREATE_GUARD)
+            database.execute(CREATE_DONE)
     except sqlite3.Error as error:
         raise StoreUnavailable(f"{path!r} cannot be prepared: {error}") from error
     finally:

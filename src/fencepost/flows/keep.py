@@ -6,7 +6,7 @@ own. Nobody's safety depends on it: a ``Hold`` compares clocks by itself wheneve
 
 from __future__ import annotations
 
-from fencepost.errors import LeaseLost
+from fencepost.errors import LeaseLost, Lost
 from fencepost.model.event import LeaseEvent
 from fencepost.model.lease import (
     Phase,
@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencepost.flows.acquire import Granted
+    from fencepost.model.lease import Grant
     from fencepost.stores.api import LeaseStore
-    from fencepost.world.api import World
+    from fencepost.world.api import Flow, World
 
 _NEVER = float("inf")
+# A run that is cancelled, or makes progress, should be seen to within this long.
+LONGEST_SILENCE = 2.0
 # When to look for a grant nobody waits for any more: now, and again while it may be on its way.
 _RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
 
@@ -36,7 +39,7 @@ class Hold:
 
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
-        *("owner", "on_loss", "_emit", "_chatty", "_phase"),
+        *("owner", "on_loss", "beat", "pinned", "_emit", "_chatty", "_phase"),
     )
 
     def __init__(
@@ -57,6 +60,10 @@ class Hold:
         self.why_lost: str | None = None
         self.owner: object = None  # the thread or task that must not wait for itself
         self.on_loss: list[Callable[[], None]] = []
+        # How a run renews: it has more to tell than that it lives, and hears if it is cancelled.
+        self.beat: Callable[[LeaseStore, float], Flow[Grant]] | None = None
+        # While our own write transaction keeps everybody else out, nobody can take the lease.
+        self.pinned = 0
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
 
@@ -64,6 +71,8 @@ class Hold:
         """Say how far the lease can be believed in; once lost, always lost."""
         if self.released or self.why_lost is not None:
             return Phase.LOST
+        if self.pinned:
+            return Phase.HELD
         current = phase(self.trust, now=now)
         if current is Phase.LOST:
             self.lose(self._why_unproven(now))
@@ -77,6 +86,8 @@ class Hold:
         """Take note of a renewal that the store confirmed. A lost lease stays lost."""
         self.trust = trust(sent, ttl=ttl, ends=self.ends)
         self.next_try = renew_due(self.trust)
+        if self.beat is not None:
+            self.next_try = min(self.next_try, sent + LONGEST_SILENCE)
         self.mention("renewed")
 
     def lose(self, why: str) -> None:
@@ -196,12 +207,16 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
         hold.next_try = _NEVER
         return
     try:
-        grant = await store.renew(hold.name, nonce=hold.nonce, token=hold.token, ttl=ttl)
-    except LeaseLost as lost:
-        hold.lose(lost.reason)
+        if hold.beat is not None:
+            grant = await hold.beat(store, ttl)
+        else:
+            grant = await store.renew(hold.name, nonce=hold.nonce, token=hold.token, ttl=ttl)
+    except Lost as lost:
+        hold.lose(getattr(lost, "reason", str(lost)))
     except Exception as error:  # noqa: BLE001 -- whatever went wrong, the lease is not confirmed
         hold.next_try = world.clocks.boottime() + retry_pause(hold.ttl)
-        hold.say("unconfirmed", str(error))
+        if not hold.pinned:  # else it was our own transaction that kept us out
+            hold.say("unconfirmed", str(error))
         hold.phase(world.clocks.boottime())
     else:
         if hold.why_lost is None and not hold.released:

@@ -21,7 +21,7 @@ from fencepost.model.claim import (
     leases_of,
 )
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
-from fencepost.model.item import Found, ItemRecord, ItemState, find
+from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each
 from fencepost.model.run import RunEvent, RunRecord, State, legal, why_lost
 
 TYPE_CHECKING = False
@@ -38,7 +38,6 @@ class MemoryBooks:
 
     def __init__(self) -> None:
         self.runs: dict[RunKey, RunRecord] = {}
-        self.order: dict[RunKey, int] = {}
         self.items: dict[tuple[str, str], ItemRecord] = {}
         self.events: list[RunEvent] = []
         self.counts: dict[RunKey, dict[tuple[str, str], int]] = {}
@@ -106,7 +105,11 @@ class MemoryLedger:
         """Begin items."""
         with self.leases.turn:
             self._ours(attempt, "begin")
-            return [self._begin(attempt, scope, item, call, repeat=repeat) for item in items]
+            found = {
+                item: self._begin(attempt, scope, item, call, repeat=repeat)
+                for item in dict.fromkeys(items)
+            }
+            return once_each(items, found)
 
     async def end(
         self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
@@ -117,7 +120,7 @@ class MemoryLedger:
             now = self._world.clocks.wall()
             for item, state, error in items:
                 known = self._books.items.get((scope, item))
-                if known and known.state is ItemState.BEGUN and known.token == attempt.token:
+                if known and begun_by(known, key=str(attempt.key), token=attempt.token):
                     ended = known._replace(state=state, error=error, at=now)
                     self._books.items[scope, item] = ended
 
@@ -157,7 +160,8 @@ class MemoryLedger:
                 token = self.leases.revoke(run.lease, run.holder.nonce, operator, why)
                 self._tell(run, "cancel_forced", now=now, detail=operator)
                 run = run._replace(token=max(run.token, token))
-            return self._put(ended_record(run, Settled(State.CANCELLED, "cancelled"), now=now))
+            settled = Settled(State.CANCELLED, "cancelled", error=run.error)
+            return self._put(ended_record(run, settled, now=now))
 
     async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
         """Keep an event about a run."""
@@ -196,7 +200,7 @@ class MemoryLedger:
                 if job in (None, run.key.job) and (not states or run.state in states)
             ]
             if job is None:
-                chosen.sort(key=lambda run: self._books.order[run.key], reverse=True)
+                chosen.sort(key=lambda run: (run.created_at, run.key), reverse=True)
             else:
                 chosen.sort(key=lambda run: run.key, reverse=True)
             return chosen[:limit]
@@ -339,5 +343,4 @@ class MemoryLedger:
         before = self._books.runs.get(run.key)
         assert legal(before and before.state, run.state), f"{before} cannot become {run}"
         self._books.runs[run.key] = run
-        self._books.order.setdefault(run.key, len(self._books.order))
         return run

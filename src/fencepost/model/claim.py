@@ -134,6 +134,8 @@ def decide(  # noqa: PLR0911 -- one line for each way a claim can go
         return Decision(Verdict.BUSY, blocker=own)
     if own is not None and own.state.terminal:
         return Decision(Verdict.ENDED)
+    if own is None and (twin := _twin(want, facts)) is not None:
+        return Decision(Verdict.BUSY, blocker=twin, holder=facts.standings.get(twin.lease))
     if own is not None and own.state is State.RUNNING:
         if own.holder.nonce == want.holder.nonce:
             return _adopted(own, facts)
@@ -147,6 +149,11 @@ def decide(  # noqa: PLR0911 -- one line for each way a claim can go
         if refusal is not None:
             return refusal
     return _free_or_blocked(want, facts, change=Change(State.RUNNING), now=now)
+
+
+def _twin(want: Want, facts: Facts) -> RunRecord | None:
+    """Return the live run of the same slot, if there is one: a rerun waits for its end."""
+    return next((other for other in facts.others if other.key[:3] == want.key[:3]), None)
 
 
 def alive(run: RunRecord, facts: Facts) -> bool:
@@ -170,17 +177,17 @@ def _adopted(own: RunRecord, facts: Facts) -> Decision:
 
 def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
     """Decide about a run whose attempt vanished: resume it, let it wait, or end it."""
+    struck = own.solitary
+    if own.cancel_at:  # whoever asked for an end gets that one: it is no failure
+        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "cancelled", lost=True))
     if want.policy.on_loss is OnLoss.FAIL:
         return Decision(Verdict.ENDED, change=_end(State.FAILED, "lost", lost=True))
-    struck = own.solitary
     if own.strikes + struck >= want.policy.max_losses:
         change = _end(State.FAILED, "poison", lost=True, struck=struck, quarantine=True)
         return Decision(Verdict.ENDED, change=change)
-    if own.cancel_at:
-        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "cancelled", lost=True))
     pause = loss_pause(want.policy, streak=own.streak + 1)
     if pause:
-        at = own.beat_at + pause
+        at = min(own.beat_at, now) + pause  # a clock that was set back must not make it wait longer
         if at > now:
             change = Change(State.PENDING, "lost", not_before=at, lost=True, struck=struck)
             return Decision(Verdict.LATER, change=change, at=at)
@@ -205,15 +212,15 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
         return _permitted(want, facts, change=change)
     superseded = tuple(other.key for other in facts.others if _gives_way(want, other))
     in_the_way = [other for other in facts.others if other.key not in superseded]
-    for other in in_the_way:
-        if other.active:
-            if _can_be_resumed(want, other, facts, now=now):
-                return Decision(Verdict.AFTER, blocker=other)
-            return _blocked(want, facts, other, change=change)
+    active = [other for other in in_the_way if other.active and _goes_first(want, other, facts)]
+    for other in sorted(active, key=lambda other: not alive(other, facts)):
+        if _can_be_resumed(want, other, facts, now=now):
+            return Decision(Verdict.AFTER, blocker=other)
+        return _blocked(want, facts, other, change=change)
     if facts.standings[want.lock].held:
         return _blocked(want, facts, None, change=change)
     for other in in_the_way:
-        if _came_first(want, other):
+        if _came_first(want, other, facts):
             return Decision(Verdict.AFTER, blocker=other)
     return Decision(Verdict.GO, lease=want.lock, change=change, superseded=superseded)
 
@@ -236,22 +243,45 @@ def _gives_way(want: Want, other: RunRecord) -> bool:
     )
 
 
+def _goes_first(want: Want, other: RunRecord, facts: Facts) -> bool:
+    """Say whether an active run goes before the one that was asked for.
+
+    Of two that are both active and both without an attempt, the older goes first. Without this
+    rule each would wait for the other, for ever.
+    """
+    if facts.own is None or not facts.own.active or alive(other, facts):
+        return True
+    return (other.key.slot, other.key) < (want.key.slot, want.key)
+
+
 def _can_be_resumed(want: Want, other: RunRecord, facts: Facts, *, now: float) -> bool:
     """Say whether a run that was lost can be resumed by the asker, and now.
 
-    An asker knows the policies of its own job only.
+    An asker knows the policies of its own job only. What it is to replace it does not resume,
+    but once a cancel was asked for, whoever claims a lost run ends it.
     """
     if other.key.job != want.key.job or other.state is State.WAITING_RETRY:
+        return False
+    if _replaces(want, other) and not other.cancel_at and not (facts.own and facts.own.active):
         return False
     if other.state is State.RUNNING:
         return not alive(other, facts)
     return other.not_before <= now
 
 
-def _came_first(want: Want, other: RunRecord) -> bool:
-    """Say whether ``other`` waits for the same lock and has waited for longer."""
+def _replaces(want: Want, other: RunRecord) -> bool:
+    """Say whether a run has the right to take another's place: an older slot never does."""
+    return want.policy.overlap is Overlap.REPLACE and other.key.slot <= want.key.slot
+
+
+def _came_first(want: Want, other: RunRecord, facts: Facts) -> bool:
+    """Say whether ``other`` waits for the same lock and has waited for longer.
+
+    A run that was begun before goes before those that were not, however old they are.
+    """
     return (
         want.policy.overlap is Overlap.RESCHEDULE
+        and not (facts.own is not None and facts.own.active)
         and other.key.job == want.key.job
         and other.fresh
         and other.key.slot < want.key.slot
@@ -272,11 +302,11 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
         error = f"the lock {want.lock!r} was held"
         waits = Change(State.FAILED, "lock_held", blocker, error=error)
     elif policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE):
-        replace = policy.overlap is Overlap.REPLACE and other is not None
+        replace = other is not None and _replaces(want, other)
         verdict = Verdict.REPLACE if replace else Verdict.LATER
         if own is None:
             waits = Change(State.PENDING, "replacing" if replace else "lock_held", blocker)
-            waiting = sum(run.fresh for run in facts.others)
+            waiting = sum(run.fresh and run.key.job == want.key.job for run in facts.others)
             if policy.max_waiting is not None and waiting >= policy.max_waiting:
                 verdict, waits = Verdict.ENDED, Change(State.SKIPPED, "waiting_full", blocker)
     else:
@@ -301,6 +331,7 @@ def claimed_record(
     """Return a run as a granted claim leaves it: started, and counted before user code begins."""
     run = changed_record(want, own, change, now=now)
     return run._replace(
+        lock=want.lock,  # as the definition has it now
         lease=lease,
         token=token,
         holder=want.holder,
@@ -317,7 +348,7 @@ def claimed_record(
 
 def changed_record(want: Want, own: RunRecord | None, change: Change, *, now: float) -> RunRecord:
     """Return a run as a decision about it leaves it."""
-    run = own or RunRecord(want.key, change.state, want.lock, trigger=want.trigger, created_at=now)
+    run = own or _first_record(want, change, now=now)
     return run._replace(
         state=change.state,
         reason=change.reason,
@@ -328,4 +359,12 @@ def changed_record(want: Want, own: RunRecord | None, change: Change, *, now: fl
         streak=run.streak + change.lost,
         strikes=run.strikes + change.struck,
         error=change.error if change.error is not None else run.error,
+    )
+
+
+def _first_record(want: Want, change: Change, *, now: float) -> RunRecord:
+    # Who asked first is kept by its nonce alone: asking again after a lost reply, it finds its own.
+    asker = Holder(want.holder.nonce, "", 0, "")
+    return RunRecord(
+        want.key, change.state, want.lock, holder=asker, trigger=want.trigger, created_at=now
     )

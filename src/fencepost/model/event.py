@@ -1,4 +1,4 @@
-"""What happened to a lease, as values. Flows emit these; one subscriber turns them into text."""
+"""What happened to a lease or a run, as values. Flows emit these; one subscriber writes them."""
 
 from __future__ import annotations
 
@@ -16,3 +16,17 @@ class LeaseEvent(NamedTuple):
     name: str
     token: int = 0
     detail: str = ""
+
+
+class JobEvent(NamedTuple):
+    """One thing that happened to one run of a job.
+
+    ``what`` is one of: lock_acquired, resumed, skipped, completed, failed, timed_out, cancelled,
+    lost, stuck, in_doubt, quarantined, slow_transaction. ``more`` are pairs that belong to it.
+    """
+
+    what: str
+    job: str
+    run_id: str
+    token: int = 0
+    more: tuple[tuple[str, object], ...] = ()

@@ -10,6 +10,10 @@ import enum
 from fencepost.errors import BadValue
 from fencepost.model.named import NamedTuple
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 LONGEST = 1000
 
 
@@ -67,11 +71,38 @@ def find(
     return Found.AGAIN if repeat else Found.DOUBT
 
 
+def once_each(items: Sequence[str], found: dict[str, Found]) -> list[Found]:
+    """Return what a begin of ``items`` found: who names one twice may have its effect once."""
+    seen: set[str] = set()
+    answer = []
+    for item in items:
+        again = item in seen and found[item].go
+        answer.append(Found.OPEN if again else found[item])
+        seen.add(item)
+    return answer
+
+
+def begun_by(known: ItemRecord, *, key: str, token: int) -> bool:
+    """Say whether an item is open, and in the hands of this very attempt.
+
+    The token alone would not tell: it is only unique among those of one lease.
+    """
+    return known.state is ItemState.BEGUN and (known.run, known.token) == (key, token)
+
+
 def named(item: object) -> str:
     """Return the text an item is known by, or refuse it: text and whole numbers only."""
     if type(item) is not str and (type(item) is not int):
         raise BadValue(f"item {item!r} must be text or a whole number: something that stays")
+    if isinstance(item, int) and item.bit_length() > 4 * LONGEST:
+        raise BadValue(
+            f"item is a number of {item.bit_length()} bits: that is no name for anything"
+        )
     text = str(item)
     if not 0 < len(text) <= LONGEST:
         raise BadValue(f"item {text[:40]!r} has {len(text)} characters; 1 to {LONGEST} will do")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise BadValue(f"item {text[:40]!r} contains half a character, which no database keeps")
+    if "\0" in text:
+        raise BadValue(f"item {text[:40]!r} contains a NUL, which not every database keeps")
     return text

@@ -10,6 +10,8 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fencepost.model.duration import Duration
 
 
@@ -72,7 +74,7 @@ class Retry:
         self.attempts, self.factor, self.jitter = attempts, float(factor), jitter
         self.base = positive(base, what="retry base")
         self.ceiling = positive(ceiling, what="retry ceiling")
-        self.on, self.never = on, never
+        self.on, self.never = _kinds(on, "retry on"), _kinds(never, "retry never")
 
     def __repr__(self) -> str:
         return (
@@ -88,9 +90,22 @@ class Retry:
 
     def pause(self, attempt: int, *, dice: float) -> float:
         """Return how long to wait after attempt number ``attempt`` failed."""
-        # The exponent is bounded so that no number of attempts can overflow.
-        full = min(self.ceiling, self.base * self.factor ** min(attempt - 1, 64))
+        try:
+            full = min(self.ceiling, self.base * self.factor ** (attempt - 1))
+        except OverflowError:
+            full = self.ceiling
         return full * dice if self.jitter else full
+
+
+def _kinds(
+    kinds: type[BaseException] | tuple[type[BaseException], ...], what: str
+) -> tuple[type[BaseException], ...]:
+    """Return kinds of errors as a tuple; what is none would only be noticed by the first error."""
+    several: tuple[Any, ...] = kinds if isinstance(kinds, tuple) else (kinds,)
+    for kind in several:
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise Misuse(f"{what} has {kind!r}: give an exception class, or a tuple of them")
+    return several
 
 
 NEVER_AGAIN = Retry(1)

@@ -7,7 +7,7 @@ version is in it, so nothing that changes between two triggers can make two runs
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from fencepost.errors import BadName, BadSlot
@@ -17,11 +17,12 @@ from fencepost.model.named import NamedTuple
 _KEY = re.compile(
     r"(?P<job>.+)@(?P<slot>\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d)?Z)"
     r"(?:!manual-(?P<manual>[1-9]\d*))?(?:~(?P<rerun>[1-9]\d*))?",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.0+)?)?(Z|[+-]\d\d:?\d\d)")
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.0+)?)?(Z|[+-]\d\d:?\d\d)", re.ASCII)
 # From 1970 on, and as far as four digits of a year go.
 _FIRST, _LAST = 0, 253_402_300_799
+_EPOCH, _SECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(seconds=1)
 
 
 class RunKey(NamedTuple):
@@ -47,7 +48,7 @@ def parsed(text: str) -> RunKey:
             f"{text!r} is not a run: write job@instant, such as billing@2026-01-20T02:00:00Z"
         )
     manual, rerun = (int(found[part] or 0) for part in ("manual", "rerun"))
-    return RunKey(found["job"], instant(found["slot"]), manual, rerun)
+    return RunKey(checked_job(found["job"]), instant(found["slot"]), manual, rerun)
 
 
 @lru_cache(maxsize=1024)
@@ -73,7 +74,7 @@ def instant(value: datetime | str | float) -> int:
             f"slot is {value.isoformat()} without a time zone: say which, for instance "
             "with tzinfo=datetime.UTC"
         )
-    return _within(value.timestamp(), value)
+    return _within(_whole(value), value)
 
 
 def checked_job(name: object) -> str:
@@ -90,9 +91,14 @@ def _from_text(text: str) -> int:
             f"slot is {text!r}: write an instant and its zone, such as 2026-01-20T02:00:00Z"
         )
     try:
-        return _within(datetime.fromisoformat(text).timestamp(), text)
+        return _within(_whole(datetime.fromisoformat(text)), text)
     except ValueError as error:
         raise BadSlot(f"slot is {text!r}: {error}") from error
+
+
+def _whole(moment: datetime) -> int:
+    # In whole numbers: a float of a far year would round the last microsecond up.
+    return (moment - _EPOCH) // _SECOND
 
 
 def _within(seconds: float, value: object) -> int:

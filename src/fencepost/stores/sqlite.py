@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
     from fencepost.world.api import World
 
+    # The token of a lease, whether it is held, and its beat; None if there is no such row.
+    Seen = tuple[int, int, int] | None
+
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
 
@@ -168,6 +171,7 @@ class SqliteStore:
         self._file = SqliteFile(world, path, set_up=self._set_up)
         self._folder = path + "-live"
         self._pulse = Pulse(self._folder)
+        self.namespace, self.file, self.pulse = namespace, self._file, self._pulse  # for a ledger
         self._watch = Watch()
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
@@ -383,6 +387,56 @@ class SqliteStore:
         self._file.close()
         self._pulse.end()
         put_away(self._folder)
+
+    # What a ledger does with leases inside of its own transaction, on the same connection.
+
+    def look(self, db: Connection, name: str) -> tuple[Record, View] | None:
+        """Return a lease as it is written, and as it stands: the dead hold nothing."""
+        row = self._find(db, name)
+        if row is None:
+            return None
+        seen = self._view(row)
+        return row.record, seen._replace(held=seen.held and seen.alive is not False)
+
+    def give(
+        self, db: Connection, name: str, holder: Holder, ttl: float, *, seen: Seen, above: int
+    ) -> Grant:
+        """Grant a lease that was ``seen`` to be free, with a token that is higher than ``above``.
+
+        A run that goes on under another permit of its lock must not find its token fallen.
+        """
+        wanted = self._wanted(name, holder, ttl)
+        wanted["since_us"] = max(wanted["since_us"], above + 1)  # if the clock was set back
+        token, wanted["seen_held"], wanted["seen_beat"] = seen or (0, 0, 0)
+        if seen is None:
+            grant = self._grant_first(db, wanted, ttl)
+        else:
+            grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=token)
+        assert grant is not None, "nobody else can write while we do"
+        if wanted["seen_held"]:
+            self._sweep(db)
+        return grant
+
+    def extend(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> bool:
+        """Move the end of a lease; say whether it was still ours to move."""
+        return self._move_end(db, name, nonce, token, ttl) == 1
+
+    def end(self, db: Connection, name: str, nonce: str) -> bool:
+        """Give a lease back; say whether it was ours."""
+        values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": None}
+        return db.execute(_RELEASE, values).rowcount == 1
+
+    def revoke(self, db: Connection, name: str, nonce: str, operator: str, reason: str) -> int:
+        """Take a lease from the holder of ``nonce``; return the token from then on, or 0."""
+        row = self._find(db, name)
+        ours = row is not None and row.record.holder.nonce == nonce
+        return self._take_away(db, name, row.record.token, reason, operator) if row and ours else 0
+
+    def gave(self, name: str, nonce: str, *, wake: bool) -> None:
+        """Need our pulse no more for this nonce; wake who waits for a lease that is free now."""
+        self._pulse.leases.discard(nonce)
+        if wake:
+            self._wake(name)
 
     # Facts.
 

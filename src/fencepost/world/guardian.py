@@ -112,12 +112,18 @@ def start(
     lifeline: int | None,
     until: tuple[float, float],
     grace: float,
+    stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Guarded:
     """Start a command under guard.
 
     ``lifeline`` is a descriptor that everything started here keeps open. What outlives the command
-    by itself is asked to stop, and killed ``grace`` seconds later.
+    by itself is asked to stop, and killed ``grace`` seconds later. ``stdout`` and ``stderr`` become
+    the command's own and are closed here: with nobody but the command and its children to hold
+    them, whoever reads the other end of a pipe sees the last of them go.
     """
+    streams = {fd for fd in (stdout, stderr) if fd is not None}
+    assert streams.isdisjoint((0, 1, 2)), "our own streams are not to be given away"
     guardian_reads, to_guardian = os.pipe()
     sentinel_reads, to_sentinel = os.pipe()
     report, guardian_reports = os.pipe()
@@ -149,12 +155,14 @@ def start(
                 grace=grace,
                 ignored=ignored,
                 mask={int(s) for s in mask},
+                stdout=stdout,
+                stderr=stderr,
             )
             posts = Posts(guardian_reads, sentinel_reads, guardian_reports, life)
             be_guardian(orders, posts)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for fd in (guardian_reads, sentinel_reads, guardian_reports, life, pledge):
+        for fd in (guardian_reads, sentinel_reads, guardian_reports, life, pledge, *streams):
             os.close(fd)
         if lifeline is not None:
             os.close(lifeline)

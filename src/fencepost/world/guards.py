@@ -66,6 +66,8 @@ class Orders(NamedTuple):
     grace: float
     ignored: frozenset[int]
     mask: set[int]
+    stdout: int | None = None
+    stderr: int | None = None
 
 
 class Posts(NamedTuple):
@@ -139,11 +141,14 @@ class _Guardian:
         for fd in (orders.pledge, orders.lifeline):
             if fd is not None:
                 os.set_inheritable(fd, True)  # noqa: FBT003 -- the standard library's way
+        streams = ((orders.stdout, 1), (orders.stderr, 2))
+        become = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in streams if fd is not None]
         try:
             return os.posix_spawnp(
                 orders.argv[0],
                 orders.argv,
                 orders.environment,
+                file_actions=become,
                 setpgroup=0,
                 setsigmask=orders.mask,
                 setsigdef=[s for s in _RESTORED if s not in orders.ignored],

@@ -1,0 +1,130 @@
+"""How a job's body is carried out: called here, in a thread, or on an event loop.
+
+A coroutine can be stopped: it is cancelled when its time is up, when somebody asks for it, and when
+its lease is lost. A plain function cannot: it is told by ``run.check()``, its lease is kept until
+it ends, and it is reported as stuck.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import BadValue, GiveUp, LeaseLost, Misuse, RunCancelled, RunTimedOut
+from fencepost.model.kept import encoded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+    from fencepost.flows.course import Course
+
+
+def kept_result(value: Any) -> str | None:
+    """Return a body's result as the ledger keeps it. One that cannot be kept is never retried."""
+    if value is None:
+        return None
+    try:
+        return encoded(value, what="result")
+    except BadValue as error:
+        raise GiveUp(str(error)) from error
+
+
+def on_a_loop(course: Course, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Run an ``async def`` body to its end from blocking code."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(supervised(course, work))
+    raise Misuse(
+        f"job {course.run.key.job!r} is async def and an event loop is running in this thread: "
+        "use AsyncFencepost here"
+    )
+
+
+async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Await an ``async def`` body, and cancel it once it must not go on."""
+    import asyncio
+    from contextlib import suppress
+
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work())
+    why: list[BaseException] = []
+
+    def stop() -> None:
+        if not why:
+            why.append(_reason(course))
+            task.cancel(str(why[0]))
+
+    def from_any_thread() -> None:
+        with suppress(RuntimeError):  # the loop is closed, and its tasks have ended
+            loop.call_soon_threadsafe(stop)
+
+    course.on_stop.append(from_any_thread)
+    course.hold.on_loss.append(from_any_thread)
+    left = course.left()
+    timer = None if left is None else loop.call_later(left, stop)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if why:
+            raise why[0] from None
+        raise  # somebody else cancelled us
+    finally:
+        if timer is not None:
+            timer.cancel()
+        course.on_stop.remove(from_any_thread)
+
+
+def _reason(course: Course) -> BaseException:
+    """Return why a body must not go on."""
+    if course.hold.why_lost is not None:
+        hold = course.hold
+        return LeaseLost(hold.name, token=hold.token, reason=hold.why_lost or "")
+    if course.cancelled:
+        return RunCancelled(str(course.run.key))
+    return RunTimedOut(str(course.run.key), timeout=course.policy.timeout or 0.0)
+
+
+async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
+    """Run a ``def`` body in a thread of its own, and wait for its end whatever happens.
+
+    A caller that is cancelled asks the body to stop, and then waits: while the body runs, the run
+    is neither over nor free.
+    """
+    import asyncio
+    import threading
+
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if error is None:
+            ended.set_result(result)
+        elif isinstance(error, StopIteration):  # which no future may carry
+            ended.set_exception(RuntimeError(f"the body raised {error!r}"))
+        else:
+            ended.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 -- it is passed on
+            failure = error
+        loop.call_soon_threadsafe(settle, result, failure)
+
+    name = f"fencepost-{course.run.key.job}"
+    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        return await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        course.hear(cancelled=True)
+        while not ended.done():
+            try:
+                await asyncio.wait([ended])
+            except asyncio.CancelledError:
+                continue  # the first cancellation is already on its way
+        if not ended.cancelled():
+            ended.exception()  # seen
+        raise

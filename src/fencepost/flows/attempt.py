@@ -1,0 +1,147 @@
+"""To attempt a run is to have its body carried out under a kept lease, and to record how it ended.
+
+However the body ends, exactly one of these is true afterwards: the ledger has the end; or the run
+was lost, and a later attempt decides; or the store is away, and the lease's end decides.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import (
+    GiveUp,
+    Lost,
+    OutcomeUnknown,
+    RetryAfter,
+    RunCancelled,
+    RunTimedOut,
+    StoreUnavailable,
+)
+from fencepost.flows.course import insist
+from fencepost.model.ending import Ending, settle
+from fencepost.model.event import JobEvent
+from fencepost.model.run import State
+from fencepost.model.secrets import redacted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.flows.course import Course, Doors
+    from fencepost.model.policy import Retry
+    from fencepost.model.run import RunRecord
+    from fencepost.world.api import Flow
+
+RELEASED = Ending(State.PENDING, "released")
+
+
+class NothingToDo(Exception):
+    """What ``run.skip`` raises to leave the body."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+async def attempt(
+    doors: Doors,
+    course: Course,
+    body: Callable[[Course], Flow[str | None]],
+    *,
+    emit: Callable[[JobEvent], None],
+) -> RunRecord | None:
+    """Carry out one attempt and return the run as it is then; None if it was lost meanwhile.
+
+    ``body`` returns the result as JSON text. Whoever is interrupted from outside (a signal, a
+    cancelled task) gives the run back, to be resumed by the next one without blame.
+    """
+    say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
+    try:
+        result = await body(course)
+    except Lost as lost:
+        say(emit, "lost", course, reason=str(lost))
+        return None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a body raises is its end
+        ending = ended_by(error, course.policy.retry)
+    except BaseException:
+        # An interrupt that came when the body had already returned does not undo its work.
+        done = [Ending(State.SUCCEEDED, result=result) for result in course.returned]
+        await conclude(doors, course, *done or [RELEASED], emit=emit)
+        raise
+    else:
+        ending = Ending(State.SUCCEEDED, result=result)
+    return await conclude(doors, course, ending, emit=emit)
+
+
+def ended_by(error: BaseException, retry: Retry) -> Ending:
+    """Return what the error that left a body says about the attempt."""
+    if isinstance(error, NothingToDo):
+        return Ending(State.SKIPPED, error.reason)
+    if isinstance(error, RunCancelled):
+        return Ending(State.CANCELLED, "cancelled", error=str(error))
+    again, text = retry.worth(error), described(error)
+    if isinstance(error, RunTimedOut):
+        return Ending(State.TIMED_OUT, "timeout", error=text, again=again)
+    reason = "gave_up" if isinstance(error, GiveUp) else "error"
+    after = error.seconds if isinstance(error, RetryAfter) else 0.0
+    return Ending(State.FAILED, reason, error=text, again=again, after=after)
+
+
+def described(error: BaseException) -> str:
+    """Return an error as the ledger keeps it: its kind and words, without secrets."""
+    words = str(error)
+    kind = type(error).__name__
+    return redacted(f"{kind}: {words}" if words else kind)
+
+
+async def conclude(
+    doors: Doors, course: Course, ending: Ending, *, emit: Callable[[JobEvent], None]
+) -> RunRecord | None:
+    """Record how an attempt ended; None if the run was not ours any more."""
+    world = doors.world
+    now = world.clocks.wall()
+    settled = settle(course.run, ending, course.policy, now=now, dice=world.dice())
+
+    def ask() -> Flow[RunRecord]:
+        return doors.ledger.finish(course.attempt, settled, report=course.report())
+
+    try:
+        run = await insist(world, course, ask)
+    except Lost as lost:
+        say(emit, "lost", course, reason=str(lost))
+        return None
+    except (OutcomeUnknown, StoreUnavailable) as error:
+        # Nothing more can be done from here: the lease ends, and the next one finds out.
+        say(emit, "lost", course, reason=f"its end could not be recorded: {error}")
+        return None
+    _tell(emit, course, run, now=world.clocks.wall())
+    return run
+
+
+def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord, *, now: float) -> None:
+    duration = f"{max(0.0, now - course.run.started_at):.3f}s"
+    counts = course.counts()
+    if run.state is State.SUCCEEDED:
+        say(emit, "completed", course, duration=duration, **counts, last_success_at=_utc(now))
+    elif run.state is State.WAITING_RETRY:
+        retry_in = f"{max(0.0, run.not_before - now):.1f}s"
+        say(emit, "failed", course, error=run.error, retry_in=retry_in, duration=duration)
+    elif run.state is State.PENDING:
+        say(emit, "released", course, duration=duration)
+    elif run.state is State.SKIPPED:
+        say(emit, "skipped", course, reason=run.reason)
+    else:
+        say(emit, run.state.value, course, error=run.error, duration=duration, **counts)
+    if course.doubts:
+        say(emit, "in_doubt", course, items=",".join(course.doubts[:10]), count=len(course.doubts))
+
+
+def say(emit: Callable[[JobEvent], None], what: str, course: Course, **more: object) -> None:
+    """Emit an event about this attempt."""
+    key = course.run.key
+    pairs = tuple((name, value) for name, value in more.items() if value is not None)
+    emit(JobEvent(what, key.job, str(key), course.attempt.token, pairs))
+
+
+def _utc(now: float) -> str:
+    from fencepost.model.slot import shown
+
+    return shown(int(now))

@@ -1,0 +1,171 @@
+"""The course of one attempt: what its body, its keeper and its end have to know of one another.
+
+The body asks ``check`` whether it may go on. The keeper beats for it from another thread, and
+raises the flags. Everything that is written goes through the ledger, under the attempt's token.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseLost, OutcomeUnknown, RunCancelled, RunTimedOut, StoreUnavailable
+from fencepost.ledger.api import Attempt, Report
+from fencepost.model.lease import Grant, Phase
+from fencepost.model.named import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fencepost.flows.keep import Hold
+    from fencepost.ledger.api import Ledger
+    from fencepost.model.item import Found, ItemState
+    from fencepost.model.policy import Policy
+    from fencepost.model.run import RunRecord
+    from fencepost.world.api import Flow, T, World
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+
+
+class Doors(NamedTuple):
+    """Through which a flow of this colour reaches the machine and the ledger."""
+
+    world: World
+    ledger: Ledger
+
+
+class Course:
+    """One attempt under way."""
+
+    def __init__(self, world: World, run: RunRecord, hold: Hold, policy: Policy) -> None:
+        self.run, self.hold, self.policy = run, hold, policy
+        self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
+        self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
+        self.checkpoint = run.checkpoint
+        self.cancelled = False
+        self.stuck = False
+        self.doubts: list[str] = []
+        self.returned: list[str | None] = []  # the result, once the body has returned
+        self.on_stop: list[Callable[[], None]] = []
+        self._boottime = world.clocks.boottime
+        self._turn = world.mutex()
+        self._source = world.nonce()
+        self._done: int | None = None
+        self._total: int | None = None
+        self._counts: dict[str, int] = {}
+
+    @property
+    def late(self) -> bool:
+        """Whether the attempt has used up its time."""
+        return self.deadline is not None and self._boottime() >= self.deadline
+
+    def left(self) -> float | None:
+        """Return how many seconds the attempt has left; None if it has no timeout."""
+        return None if self.deadline is None else max(0.0, self.deadline - self._boottime())
+
+    def check(self) -> None:
+        """Return if the body may go on; else raise why it may not."""
+        if self.hold.phase(self._boottime()) is Phase.LOST:
+            reason = self.hold.why_lost or "the attempt has ended"
+            raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
+        if self.cancelled:
+            raise RunCancelled(str(self.run.key))
+        if self.late:
+            assert self.policy.timeout is not None, "only what has a timeout can be late"
+            raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
+
+    def progress(self, done: int, total: int | None) -> None:
+        """Take note of how far the body has come; told with the next write."""
+        with self._turn:
+            self._done, self._total = done, total
+
+    def count(self, name: str, more: int) -> None:
+        """Add to a counter; told with the next write."""
+        with self._turn:
+            self._counts[name] = self._counts.get(name, 0) + more
+
+    def counts(self) -> dict[str, int]:
+        """Return what this attempt has counted."""
+        with self._turn:
+            return dict(self._counts)
+
+    def report(self) -> Report:
+        """Return what is to be told with the next write."""
+        with self._turn:
+            if self._done is None and not self._counts:
+                return _NOTHING
+            counts = tuple(sorted(self._counts.items()))
+            return Report(self._done, self._total, counts, self._source)
+
+    def hear(self, *, cancelled: bool) -> None:
+        """Take note of what the ledger answered; the first request to cancel is passed on."""
+        if cancelled and not self.cancelled:
+            self.cancelled = True
+            for tell in self.on_stop:
+                tell()
+
+    async def beat(self, ledger: Ledger, ttl: float) -> Grant:
+        """Renew, report, and hear whether somebody asked for a cancel."""
+        self.hear(cancelled=await ledger.beat(self.attempt, ttl=ttl, report=self.report()))
+        late = self.deadline is not None and (
+            self._boottime() >= self.deadline + self.policy.cancel_grace
+        )
+        if late and not self.stuck:
+            self.stuck = True
+            why = "it outlived its timeout and could not be stopped; its lease is kept"
+            await ledger.note(self.attempt.key, "stuck", token=self.attempt.token, detail=why)
+        return Grant(self.attempt.token, ttl)
+
+
+_NOTHING = Report()
+
+
+async def save(doors: Doors, course: Course, checkpoint: str) -> None:
+    """Keep a checkpoint. Raises if the run was lost, cancelled, or is out of time."""
+    course.check()
+
+    def ask() -> Flow[bool]:
+        return doors.ledger.save(course.attempt, checkpoint=checkpoint, report=course.report())
+
+    course.hear(cancelled=await insist(doors.world, course, ask))
+    course.checkpoint = checkpoint
+    course.check()
+
+
+async def begin(doors: Doors, course: Course, scope: str, items: Sequence[str]) -> list[Found]:
+    """Begin items, before their effects."""
+    course.check()
+    repeat = course.policy.in_doubt.value == "repeat"
+    call = doors.world.nonce()
+
+    def ask() -> Flow[list[Found]]:
+        return doors.ledger.begin(
+            course.attempt, scope=scope, items=items, call=call, repeat=repeat
+        )
+
+    return await insist(doors.world, course, ask)
+
+
+async def end(
+    doors: Doors, course: Course, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+) -> None:
+    """Say how items ended that were begun. Said even by a body that is to stop: it is true."""
+
+    def ask() -> Flow[None]:
+        return doors.ledger.end(course.attempt, scope=scope, items=items)
+
+    await insist(doors.world, course, ask)
+
+
+async def insist(world: World, course: Course, ask: Callable[[], Flow[T]]) -> T:
+    """Ask until the answer is known, for as long as the lease can be trusted.
+
+    Every verb of a ledger finds what it did before, so asking again is safe.
+    """
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return await ask()
+        except (OutcomeUnknown, StoreUnavailable):
+            if course.hold.phase(world.clocks.boottime()) is Phase.LOST:
+                raise
+            await world.sleep(pause * (0.5 + world.dice()))
+            pause = min(pause * 2, _LONGEST_PAUSE)

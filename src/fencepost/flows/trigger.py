@@ -1,0 +1,219 @@
+"""To trigger a slot is to claim it, see its run through to an end, and say what became of it.
+
+Any number may trigger one slot at once: the ledger lets one go, and tells the others who has it.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import OutcomeUnknown
+from fencepost.model.claim import Verdict, Want, leases_of
+from fencepost.model.named import NamedTuple
+from fencepost.model.outcome import Outcome, held, of_record
+from fencepost.model.run import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fencepost.flows.course import Doors
+    from fencepost.model.claim import Claimed
+    from fencepost.model.run import RunRecord
+    from fencepost.model.slot import RunKey
+    from fencepost.world.api import Flow, World
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+# Lost runs that one trigger resumes before its own turn comes, at the most.
+_MOST_RESUMED = 100
+
+
+class Errand(NamedTuple):
+    """What a trigger needs of the job: how to ask for one of its runs, and how to run it.
+
+    ``want`` makes a request with a nonce of its own. ``carry_out`` attempts what was claimed with
+    a request sent at the given instant; None means that it was lost. ``abandon`` gives back
+    whatever a nonce may have been granted.
+    """
+
+    want: Callable[[RunKey], Want]
+    carry_out: Callable[[Claimed, float], Flow[RunRecord | None]]
+    abandon: Callable[[str, str], None]
+    patience: float | None = None  # how long to wait for what others have; None: as policy says
+
+
+async def trigger(doors: Doors, errand: Errand, key: RunKey) -> Outcome:
+    """See the run ``key`` through to an end, or say who else does."""
+    seeing = _Seeing(doors, errand, key)
+    while True:
+        outcome = await seeing.step()
+        if outcome is not None:
+            return outcome
+
+
+class _Seeing:
+    """One trigger, from its first claim to its outcome."""
+
+    def __init__(self, doors: Doors, errand: Errand, key: RunKey) -> None:
+        self._doors, self._errand, self._key = doors, errand, key
+        self._began = doors.world.clocks.boottime()
+        self._pause = _FIRST_PAUSE
+        self._ours = False  # whether the last attempt of it was ours
+        self._waits = False  # whether its record says that it waits for us
+        self._resumed = 0
+        self._asked_to_stop: RunKey | None = None
+        self._force_at = 0.0
+
+    async def step(self) -> Outcome | None:
+        """Claim once and do what the answer asks for; return the outcome once there is one."""
+        want = self._errand.want(self._key)
+        if self._ours:
+            want = want._replace(new=False)  # by now it is, and it may be claimed again
+        sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
+        verdict = claimed.verdict
+        if verdict is Verdict.GO:
+            return await self._go(claimed, sent)
+        if verdict is Verdict.ENDED:
+            assert claimed.run is not None, "what has ended has a record"
+            return self._ended(claimed.run, claimed)
+        if verdict is Verdict.AFTER:
+            return await self._resume(claimed)
+        if verdict is Verdict.REPLACE:
+            return await self._replace(want, claimed)
+        return await self._wait(want, claimed)
+
+    async def _go(self, claimed: Claimed, sent: float) -> Outcome | None:
+        self._ours, self._pause = True, _FIRST_PAUSE
+        run = await self._errand.carry_out(claimed, sent)
+        if run is None:
+            return self._lost(claimed)
+        if run.state.terminal:
+            return of_record(run, fresh=True)
+        if run.state is State.WAITING_RETRY:
+            await self._until(run.not_before)
+            return None
+        return Outcome("skipped", reason=run.reason, run_id=str(run.key))
+
+    def _lost(self, claimed: Claimed) -> Outcome:
+        assert claimed.run is not None, "what was claimed has a record"
+        return of_record(claimed.run, fresh=True)._replace(status="lost", reason="lost")
+
+    def _ended(self, run: RunRecord, claimed: Claimed) -> Outcome:
+        outcome = of_record(run, fresh=claimed.fresh)
+        holder = claimed.holder
+        if holder is None or not claimed.fresh:
+            return outcome
+        now = self._doors.world.clocks.wall()
+        return outcome._replace(
+            holder=str(holder.holder),
+            token=holder.token,
+            held_for=max(0.0, now - holder.since),
+            lease_left=holder.expires_in,
+        )
+
+    async def _resume(self, claimed: Claimed) -> Outcome | None:
+        """See an older run through first: it was begun, so it goes before newer slots."""
+        assert claimed.blocker is not None, "something must be in the way"
+        self._resumed += 1
+        if self._resumed > _MOST_RESUMED:
+            return self._in_others_hands(claimed, "too_many_before")
+        await trigger(self._doors, self._errand, claimed.blocker.key)
+        return None
+
+    async def _replace(self, want: Want, claimed: Claimed) -> Outcome | None:
+        """Ask the run in our way to stop; after its grace take its token away."""
+        assert claimed.blocker is not None, "something must be in the way"
+        world, key = self._doors.world, claimed.blocker.key
+        now, operator = world.clocks.boottime(), f"replaced by {self._key}"
+        self._waits = True
+        if self._asked_to_stop != key:
+            self._asked_to_stop, self._force_at = key, now + want.policy.cancel_grace
+            await self._doors.ledger.cancel(key, force=False, operator=operator)
+        elif now >= self._force_at:
+            await self._doors.ledger.cancel(key, force=True, operator=operator)
+            return None
+        await world.sleep(min(self._next_pause(), max(0.01, self._force_at - now)))
+        return None
+
+    async def _wait(self, want: Want, claimed: Claimed) -> Outcome | None:
+        """Wait if it is our turn later; else say who has it."""
+        if claimed.verdict is Verdict.BUSY:
+            self._ours = False
+            if want.new:
+                return self._in_others_hands(claimed, "taken")
+            if not self._waits:
+                return self._in_others_hands(claimed, "lock_held")
+        elif claimed.at:
+            if not self._ours and not self._may_wait():
+                failed = claimed.run is not None and claimed.run.state is State.WAITING_RETRY
+                return self._in_others_hands(claimed, "waiting_retry" if failed else "backing_off")
+            await self._until(claimed.at)
+            return None
+        self._waits = True
+        if not self._may_wait(want.policy.start_deadline):
+            if claimed.run is not None and claimed.run.fresh:
+                await self._give_up_waiting(want)
+            return self._in_others_hands(claimed, "lock_held")
+        await self._doors.world.sleep(self._next_pause())
+        return None
+
+    async def _give_up_waiting(self, want: Want) -> None:
+        operator = f"{want.holder} stopped waiting"
+        await self._doors.ledger.cancel(self._key, force=False, operator=operator)
+
+    def _in_others_hands(self, claimed: Claimed, reason: str) -> Outcome:
+        now = self._doors.world.clocks.wall()
+        slot = self._key.slot
+        return held(str(self._key), slot=slot, reason=reason, holder=claimed.holder, now=now)
+
+    def _may_wait(self, otherwise: float | None = 0.0) -> bool:
+        """Say whether there is patience left; without any of our own, as the policy has it."""
+        patience = self._errand.patience
+        if patience is None:
+            patience = otherwise
+        if patience is None:
+            return True
+        return self._doors.world.clocks.boottime() - self._began < patience
+
+    def _next_pause(self) -> float:
+        pause = self._pause * (0.5 + self._doors.world.dice())
+        self._pause = min(self._pause * 1.6, _LONGEST_PAUSE)
+        return pause
+
+    async def _until(self, at: float) -> None:
+        """Sleep until the ledger's wall clock shows ``at``, or somebody has ended the run."""
+        world = self._doors.world
+        while (left := at - world.clocks.wall()) > 0:
+            await world.sleep(min(left, _LONGEST_PAUSE))
+            if left > _LONGEST_PAUSE:
+                run = await self._doors.ledger.find(self._key)
+                if run is None or run.state is not State.WAITING_RETRY:
+                    return
+
+
+async def claim(
+    doors: Doors, want: Want, *, abandon: Callable[[str, str], None]
+) -> tuple[float, Claimed]:
+    """Ask until the ledger's answer is known; return it and the instant the request was sent."""
+    world: World = doors.world
+    give_up = world.clocks.boottime() + want.policy.lease
+    pause = 0.01
+    settled = False
+    try:
+        while True:
+            sent = world.clocks.boottime()
+            try:
+                claimed = await doors.ledger.claim(want)
+            except OutcomeUnknown:
+                if world.clocks.boottime() >= give_up:
+                    raise
+                await world.sleep(pause * (0.5 + world.dice()))
+                pause = min(pause * 2, 0.5)
+                continue
+            except Exception:
+                settled = True
+                raise
+            settled = True
+            return sent, claimed
+    finally:
+        if not settled:  # a grant that nobody waits for must not keep others out for a whole ttl
+            for name in leases_of(want):
+                abandon(name, want.holder.nonce)

@@ -1,0 +1,230 @@
+"""Runs in the file that has the leases: a claim and its lease are one transaction.
+
+Which commits must survive a power cut: claims and ends, checkpoints, cancels, and the begin of an
+item, because an effect follows. A beat need not, and neither need the end of an item: the next
+commit that must will carry it along, and what is lost until then leaves the item in doubt.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import RunLost
+from fencepost.ledger import sqlite_rows as sql
+from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
+from fencepost.ledger.sqlite_books import SqliteBooks
+from fencepost.ledger.sqlite_schema import is_ready, migrate
+from fencepost.model.lease import DRIFT, MARGIN
+from fencepost.model.run import RunEvent, RunRecord, State
+from fencepost.world.sqlite import PATIENCE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from sqlite3 import Connection
+    from typing import TypeVar
+
+    from fencepost.model.claim import Claimed, Want
+    from fencepost.model.ending import Settled
+    from fencepost.model.item import Found, ItemRecord, ItemState
+    from fencepost.model.slot import RunKey
+    from fencepost.stores.sqlite import SqliteStore
+    from fencepost.world.api import World
+
+    T = TypeVar("T")
+
+
+class SqliteLedger:
+    """Runs in the rows of one file."""
+
+    def __init__(self, world: World, leases: SqliteStore) -> None:
+        self._world, self.leases = world, leases
+        self._file, self._namespace = leases.file, leases.namespace
+        self._books = SqliteBooks(world, leases)
+        self._ready: Connection | None = None  # which connection was seen to have our tables
+        able = leases.capabilities
+        self.abilities = LedgerAbilities(able.durable, able.shared, transactional=False)
+
+    async def claim(self, want: Want) -> Claimed:
+        """Decide, and carry the decision out."""
+        return await self._world.call(self._claim, want)
+
+    async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
+        """Renew the lease and take the report."""
+        # As short as a renewal's: a keeper that is kept here must still be able to tell of it.
+        patience = min(DRIFT * ttl + 0.6 * MARGIN, 0.25)
+        return await self._world.call(
+            self._written,
+            lambda db: self._books.beat(db, attempt, ttl, report),
+            False,  # noqa: FBT003 -- a door takes arguments by position
+            patience,
+        )
+
+    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+        """Keep a checkpoint."""
+        return await self._world.call(
+            self._written, lambda db: self._books.save(db, attempt, checkpoint, report)
+        )
+
+    async def begin(
+        self, attempt: Attempt, *, scope: str, items: Sequence[str], call: str, repeat: bool
+    ) -> list[Found]:
+        """Begin items."""
+
+        def work(db: Connection) -> list[Found] | RunLost:
+            return self._books.begin(db, attempt, scope, items, call, repeat=repeat)
+
+        return await self._world.call(self._written, work)
+
+    async def end(
+        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+    ) -> None:
+        """End items that this attempt began."""
+        await self._world.call(
+            self._written,
+            lambda db: self._books.end(db, attempt, scope, items),
+            False,  # noqa: FBT003 -- a door takes arguments by position
+        )
+
+    async def finish(
+        self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
+    ) -> RunRecord:
+        """End the attempt and release its lease."""
+        return await self._world.call(self._finish, attempt, settled, report)
+
+    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
+        """Cancel what does not run; ask what runs, or take it away."""
+        return await self._world.call(self._cancel, key, force, operator)
+
+    async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
+        """Keep an event about a run."""
+
+        def work(db: Connection) -> None:
+            now = self._world.clocks.wall()
+            self._books.append(db, RunEvent(key, now, what, token, "", detail))
+
+        await self._world.call(self._written, work, False)  # noqa: FBT003 -- as above
+
+    async def register(self, job: str, definition: str) -> None:
+        """Keep the definition of a job."""
+        await self._world.call(self._register, job, definition)
+
+    async def lift(self, job: str) -> bool:
+        """Release a job from quarantine."""
+        values = (self._namespace, job)
+        lifted = await self._world.call(
+            self._written, lambda db: db.execute(sql.LIFT, values).rowcount
+        )
+        return bool(lifted)
+
+    async def find(self, key: RunKey) -> RunRecord | None:
+        """Return a run."""
+        return await self._world.call(self._read, lambda db: self._books.find(db, key))
+
+    async def runs(
+        self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
+    ) -> list[RunRecord]:
+        """Return the newest runs."""
+        statement = sql.listing(of_job=job is not None, states=states)
+        named = () if job is None else (job,)
+        values = (self._namespace, *named, *(state.value for state in states), limit)
+        rows = await self._world.call(
+            self._read, lambda db: db.execute(statement, values).fetchall()
+        )
+        return [sql.run_of(row) for row in rows]
+
+    async def events(self, key: RunKey) -> list[RunEvent]:
+        """Return what happened to a run."""
+        values = (self._namespace, *key)
+        rows = await self._world.call(
+            self._read, lambda db: db.execute(sql.FIND_EVENTS, values).fetchall()
+        )
+        return [RunEvent(key, *row) for row in rows]
+
+    async def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> list[ItemRecord]:
+        """Return the items of a scope."""
+        values = (self._namespace, scope)
+        rows = await self._world.call(
+            self._read, lambda db: db.execute(sql.FIND_ITEMS, values).fetchall()
+        )
+        items = map(sql.item_of, rows)
+        return [item for item in items if not states or item.state in states]
+
+    async def counts(self, key: RunKey) -> dict[str, int]:
+        """Return the counters of a run."""
+        values = (self._namespace, *key)
+        rows = await self._world.call(
+            self._read, lambda db: db.execute(sql.FIND_COUNTS, values).fetchall()
+        )
+        return dict(rows)
+
+    async def jobs(self) -> list[JobRecord]:
+        """Return all jobs."""
+        values = (self._namespace,)
+        rows = await self._world.call(
+            self._read, lambda db: db.execute(sql.FIND_JOBS, values).fetchall()
+        )
+        return [JobRecord(*row) for row in rows]
+
+    async def close(self) -> None:
+        """Close the file, and with it the leases."""
+        await self.leases.close()
+
+    # What runs behind the door: one transaction each.
+
+    def _written(
+        self,
+        work: Callable[[Connection], T | RunLost],
+        durable: bool = True,  # noqa: FBT001, FBT002 -- a door takes arguments by position
+        patience: float = PATIENCE,
+    ) -> T:
+        """Commit ``work``. A ``RunLost`` is raised after the commit: the stale writer is named."""
+
+        def prepared(db: Connection) -> T | RunLost:
+            if db is not self._ready:
+                self._prepare(db)
+            return work(db)
+
+        result = self._file.write(prepared, durable=durable, patience=patience)
+        if isinstance(result, RunLost):
+            raise result
+        return result
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        if self._file.read(lambda db: db is not self._ready and not is_ready(db)):
+            self._written(lambda _: None)
+        return self._file.read(work)
+
+    def _prepare(self, db: Connection) -> None:
+        """Bring our tables up to date, or see that they are; inside of a write transaction."""
+        if is_ready(db):
+            self._ready = db
+        else:
+            # Not to be relied on before it is committed, which is for the next verb to see.
+            migrate(db, at=self._world.clocks.wall())
+
+    def _claim(self, want: Want) -> Claimed:
+        claimed = self._written(lambda db: self._books.claim(db, want))
+        if claimed.grant is not None:
+            self.leases.pulse.leases.add(want.holder.nonce)
+        return claimed
+
+    def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
+        freed = False
+        try:
+            run, freed = self._written(lambda db: self._books.finish(db, attempt, settled, report))
+        finally:
+            # Whatever was answered, this attempt is over: it needs nobody to vouch for it.
+            self.leases.gave(attempt.lease, attempt.nonce, wake=freed)
+        return run
+
+    def _cancel(self, key: RunKey, force: bool, operator: str) -> RunRecord:  # noqa: FBT001 -- as above
+        run, freed = self._written(lambda db: self._books.cancel(db, key, operator, force=force))
+        if freed:
+            self.leases.gave(run.lease, run.holder.nonce, wake=True)
+        return run
+
+    def _register(self, job: str, definition: str) -> None:
+        values = (self._namespace, job)
+        # Every process says what it knows when it starts, and mostly it is what was known before.
+        known = self._read(lambda db: db.execute(sql.FIND_JOB, values).fetchone())
+        if known is None or known[1] != definition:
+            self._written(lambda db: db.execute(sql.DEFINE, (*values, definition)))

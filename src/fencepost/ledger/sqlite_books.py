@@ -1,0 +1,337 @@
+"""What the SQLite ledger does inside of one write transaction, on an open connection.
+
+Nothing here begins or commits, and nothing is raised that must not undo what was written: the
+answer to a stale writer is returned, so that the record of it stays.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseLost, RunLost, UnknownRun
+from fencepost.ledger import sqlite_rows as sql
+from fencepost.model.claim import (
+    Change,
+    Claimed,
+    Decision,
+    Facts,
+    Standing,
+    Verdict,
+    Want,
+    changed_record,
+    claimed_record,
+    decide,
+    leases_of,
+)
+from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
+from fencepost.model.lease import Grant
+from fencepost.model.named import NamedTuple
+from fencepost.model.policy import Overlap
+from fencepost.model.run import RunEvent, RunRecord, State, legal, why_lost
+from fencepost.model.slot import RunKey, parsed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from sqlite3 import Connection
+
+    from fencepost.ledger.api import Attempt, Report
+    from fencepost.stores.sqlite import Seen, SqliteStore
+    from fencepost.world.api import World
+
+
+class Scene(NamedTuple):
+    """The facts of a claim, and the rows of the leases that it may take."""
+
+    facts: Facts
+    leases: dict[str, Seen]
+
+
+class Ended(NamedTuple):
+    """A run whose attempt has ended, and whether that freed its lease."""
+
+    run: RunRecord
+    freed: bool
+
+
+class SqliteBooks:
+    """The rows of one namespace, and the leases beside them."""
+
+    def __init__(self, world: World, leases: SqliteStore) -> None:
+        self._world, self._leases, self._namespace = world, leases, leases.namespace
+
+    def claim(self, db: Connection, want: Want) -> Claimed:
+        """Decide, and carry the decision out."""
+        now = self._world.clocks.wall()
+        scene = self._glance(db, want) or self._scene(db, want)
+        own, decision = scene.facts.own, decide(want, scene.facts, now=now)
+        for other in scene.facts.others:
+            if other.key in decision.superseded:
+                self._supersede(db, other, want, now=now)
+        if decision.verdict is Verdict.GO:
+            return self._go(db, want, scene, decision, now=now)
+        if decision.change is not None:
+            own = self._change(db, want, own, decision.change, now=now)
+        return Claimed(
+            decision.verdict,
+            own,
+            blocker=decision.blocker,
+            holder=decision.holder,
+            at=decision.at,
+            fresh=decision.change is not None,
+        )
+
+    def _glance(self, db: Connection, want: Want) -> Scene | None:
+        """Return the usual facts, that there are none; None if it takes a closer look."""
+        if want.policy.overlap is Overlap.ALLOW:
+            return None
+        space, lock, job = self._namespace, want.lock, want.key.job
+        values = (space, *want.key, space, lock, space, job, space, lock)
+        anything, *lease = db.execute(sql.GLANCE, values).fetchone()
+        token, held, beat = lease
+        if anything or held:
+            return None
+        seen = None if token is None else (token, held, beat)
+        return Scene(Facts(None, (), {lock: Standing(lock)}), {lock: seen})
+
+    def _scene(self, db: Connection, want: Want) -> Scene:
+        own = self.find(db, want.key)
+        rows = db.execute(sql.FIND_LIVE, (self._namespace, want.lock)).fetchall()
+        others = [run for run in map(sql.run_of, rows) if run.key != want.key]
+        others.sort(key=lambda run: (run.key.slot, run.key))
+        names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
+        standings, leases = {}, {}
+        for name in names:
+            standings[name], leases[name] = self._standing(db, name)
+        job = db.execute(sql.FIND_JOB, (self._namespace, want.key.job)).fetchone()
+        quarantined, paused = (False, False) if job is None else map(bool, job[2:])
+        facts = Facts(own, others, standings, quarantined=quarantined, paused=paused)
+        return Scene(facts, leases)
+
+    def _standing(self, db: Connection, name: str) -> tuple[Standing, Seen]:
+        found = self._leases.look(db, name)
+        if found is None:
+            return Standing(name), None
+        (record, seen), standing = found, Standing(name)
+        if seen.held:
+            rest = (seen.holder, seen.token, seen.since, seen.expires_in)
+            standing = Standing(name, seen.held, *rest)
+        return standing, (record.token, int(record.held), record.beat)
+
+    def _go(
+        self, db: Connection, want: Want, scene: Scene, decision: Decision, *, now: float
+    ) -> Claimed:
+        own, change, lease = scene.facts.own, decision.change, decision.lease
+        nonce, ttl = want.holder.nonce, want.policy.lease
+        if decision.adopted:
+            assert own is not None, "only a run that is there can be adopted"
+            if not self._leases.extend(db, lease, nonce, own.token, ttl):
+                return Claimed(Verdict.BUSY, own, blocker=own)  # it ended while we looked
+            return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True))
+        assert change is not None, "whoever may go has something to change"
+        if change.lost and own is not None:
+            self._tell(db, own, "attempt_lost", now=now)
+        above = 0 if own is None else own.token
+        grant = self._leases.give(
+            db, lease, want.holder, ttl, seen=scene.leases[lease], above=above
+        )
+        run = claimed_record(want, own, change, lease=lease, token=grant.token, now=now)
+        return Claimed(Verdict.GO, self._put(db, run, before=own), grant)
+
+    def _change(
+        self, db: Connection, want: Want, own: RunRecord | None, change: Change, *, now: float
+    ) -> RunRecord:
+        if change.lost and own is not None:
+            self._tell(db, own, "attempt_lost", now=now)
+        if change.quarantine:
+            job = want.key.job
+            db.execute(sql.QUARANTINE, (self._namespace, job, str(want.key)))
+        return self._put(db, changed_record(want, own, change, now=now), before=own)
+
+    def _supersede(self, db: Connection, run: RunRecord, want: Want, *, now: float) -> None:
+        settled = Settled(State.FAILED, "superseded", error=run.error)
+        ended = ended_record(run, settled, now=now)._replace(blocker=str(want.key))
+        self._put(db, ended, before=run)
+
+    # What an attempt writes.
+
+    def beat(self, db: Connection, attempt: Attempt, ttl: float, report: Report) -> bool | RunLost:
+        """Renew the lease and take the report."""
+        now, key = self._world.clocks.wall(), self._key(attempt)
+        found = db.execute(sql.BEAT, (now, report.done, report.total, *key)).fetchall()
+        if not found:
+            return self._stale(db, attempt, "beat")
+        if not self._leases.extend(db, attempt.lease, attempt.nonce, attempt.token, ttl):
+            raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
+        self._count(db, attempt.key, report)
+        return bool(found[0][0])
+
+    def save(
+        self, db: Connection, attempt: Attempt, checkpoint: str, report: Report
+    ) -> bool | RunLost:
+        """Keep a checkpoint."""
+        now, key = self._world.clocks.wall(), self._key(attempt)
+        values = (now, report.done, report.total, checkpoint, checkpoint, checkpoint)
+        found = db.execute(sql.SAVE, (*values, *key)).fetchall()
+        if not found:
+            return self._stale(db, attempt, "save")
+        self._count(db, attempt.key, report)
+        return bool(found[0][0])
+
+    def begin(
+        self,
+        db: Connection,
+        attempt: Attempt,
+        scope: str,
+        items: Sequence[str],
+        call: str,
+        *,
+        repeat: bool,
+    ) -> list[Found] | RunLost:
+        """Begin items, each once however often it is named."""
+        if not self._has(db, attempt):
+            return self._stale(db, attempt, "begin")
+        found = {
+            item: self._begin(db, attempt, scope, item, call, repeat=repeat)
+            for item in dict.fromkeys(items)
+        }
+        return once_each(items, found)
+
+    def _begin(
+        self, db: Connection, attempt: Attempt, scope: str, item: str, call: str, *, repeat: bool
+    ) -> Found:
+        at = (self._namespace, scope, item)
+        begun = (attempt.token, str(attempt.key), call, self._world.clocks.wall())
+        if db.execute(sql.BEGIN_FIRST, (*at, *begun)).rowcount:
+            return Found.FIRST
+        known = sql.item_of(db.execute(sql.FIND_ITEM, at).fetchone())
+        found = find(
+            known,
+            token=attempt.token,
+            call=call,
+            begun_by_living=self._has_run(db, known),
+            repeat=repeat,
+        )
+        if found.go:
+            db.execute(sql.BEGIN_AGAIN, (*begun, *at))
+        return found
+
+    def _has_run(self, db: Connection, item: ItemRecord) -> bool:
+        """Say whether the attempt that began an item still has its run."""
+        run = self.find(db, parsed(item.run))
+        return run is not None and run.state is State.RUNNING and run.token == item.token
+
+    def end(
+        self,
+        db: Connection,
+        attempt: Attempt,
+        scope: str,
+        items: Sequence[tuple[str, ItemState, str | None]],
+    ) -> RunLost | None:
+        """End items that this attempt began."""
+        if not self._has(db, attempt):
+            return self._stale(db, attempt, "end")
+        now, ours = self._world.clocks.wall(), (str(attempt.key), attempt.token)
+        for item, state, error in items:
+            values = (state.value, error, now, self._namespace, scope, item, *ours)
+            db.execute(sql.END, values)
+        return None
+
+    def finish(
+        self, db: Connection, attempt: Attempt, settled: Settled, report: Report
+    ) -> Ended | RunLost:
+        """End the attempt and release its lease."""
+        run = self.find(db, attempt.key)
+        if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
+            return Ended(run, freed=False)
+        if run is None or not _is_by(run, attempt):
+            return self._stale(db, attempt, "finish")
+        now, settled = self._world.clocks.wall(), in_view_of(run, settled)
+        if settled.state in UNFINISHED:
+            detail = settled.error or ""
+            self._tell(db, run, UNFINISHED[settled.state], now=now, detail=detail)
+        self._count(db, run.key, report)
+        ended = ended_record(_reported(run, report), settled, now=now)
+        self._put(db, ended, before=run)
+        return Ended(ended, self._leases.end(db, attempt.lease, attempt.nonce))
+
+    def cancel(self, db: Connection, key: RunKey, operator: str, *, force: bool) -> Ended:
+        """Cancel what does not run; ask what runs, or take it away."""
+        before = self.find(db, key)
+        if before is None:
+            raise UnknownRun(str(key))
+        if before.state.terminal:
+            return Ended(before, freed=False)
+        now, token = self._world.clocks.wall(), 0
+        run = before._replace(cancel_at=before.cancel_at or now)
+        if run.state is State.RUNNING and not force:
+            self._tell(db, run, "cancel_requested", now=now, detail=operator)
+            return Ended(self._put(db, run, before=before), freed=False)
+        if run.state is State.RUNNING:
+            why = f"run {key} was cancelled"
+            token = self._leases.revoke(db, run.lease, run.holder.nonce, operator, why)
+            self._tell(db, run, "cancel_forced", now=now, detail=operator)
+            run = run._replace(token=max(run.token, token))
+        settled = Settled(State.CANCELLED, "cancelled", error=run.error)
+        ended = self._put(db, ended_record(run, settled, now=now), before=before)
+        return Ended(ended, freed=token > 0)
+
+    # Rows.
+
+    def find(self, db: Connection, key: RunKey) -> RunRecord | None:
+        """Return a run."""
+        row = db.execute(sql.FIND, (self._namespace, *key)).fetchone()
+        return None if row is None else sql.run_of(row)
+
+    def _put(self, db: Connection, run: RunRecord, *, before: RunRecord | None) -> RunRecord:
+        assert legal(before and before.state, run.state), f"{before} cannot become {run}"
+        if before is None:
+            db.execute(sql.INSERT, (self._namespace, *sql.row_of(run)))
+            return run
+        seen = (before.state.value, before.token, before.holder.nonce)
+        values = (*sql.changes_of(run), self._namespace, *run.key, *seen)
+        changed = db.execute(sql.UPDATE, values).rowcount
+        assert changed == 1, "nobody else can write while we do"
+        return run
+
+    def _key(self, attempt: Attempt) -> tuple[str | int, ...]:
+        """Return what finds the run of an attempt, as long as the attempt has it."""
+        return (self._namespace, *attempt.key, attempt.token, attempt.nonce)
+
+    def _has(self, db: Connection, attempt: Attempt) -> bool:
+        return db.execute(sql.HAS, self._key(attempt)).fetchone() is not None
+
+    def _stale(self, db: Connection, attempt: Attempt, what: str) -> RunLost:
+        """Record a write that came too late; return what to tell its writer."""
+        run = self.find(db, attempt.key)
+        if run is None:
+            reason = "the ledger has no record"
+            return RunLost(str(attempt.key), token=attempt.token, reason=reason)
+        now = self._world.clocks.wall()
+        event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
+        self.append(db, event)
+        return RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
+
+    def _count(self, db: Connection, key: RunKey, report: Report) -> None:
+        for name, value in report.counts:
+            db.execute(sql.COUNT, (self._namespace, *key, name, report.source, value))
+
+    def _tell(
+        self, db: Connection, run: RunRecord, what: str, *, now: float, detail: str = ""
+    ) -> None:
+        self.append(db, RunEvent(run.key, now, what, run.token, str(run.holder), detail))
+
+    def append(self, db: Connection, event: RunEvent) -> None:
+        """Keep an event."""
+        db.execute(sql.TELL, (self._namespace, *event.key, *event[1:]))
+
+
+def _is_by(run: RunRecord, attempt: Attempt) -> bool:
+    """Say whether the attempt still has the run."""
+    ours = (run.token, run.holder.nonce) == (attempt.token, attempt.nonce)
+    return ours and run.state is State.RUNNING
+
+
+def _reported(run: RunRecord, report: Report) -> RunRecord:
+    if report.done is not None:
+        run = run._replace(done=report.done)
+    return run if report.total is None else run._replace(total=report.total)

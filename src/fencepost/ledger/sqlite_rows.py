@@ -1,0 +1,197 @@
+"""What the SQLite ledger says to its file, and how its rows become values and back again."""
+
+from __future__ import annotations
+
+from fencepost.ledger.sqlite_schema import LIVE
+from fencepost.model.item import ItemRecord, ItemState
+from fencepost.model.lease import Holder
+from fencepost.model.run import RunRecord, State
+from fencepost.model.slot import RunKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_KEY = "namespace = ? AND job = ? AND slot = ? AND manual = ? AND rerun = ?"
+
+# In the order of ``RunRecord``, with its key and its holder taken apart.
+_KEY_COLUMNS = ("job", "slot", "manual", "rerun")
+_OTHER_COLUMNS = (
+    *("state", "lock", "lease", "token", "nonce", "host", "pid", "version"),
+    *("reason", "blocker", "origin", "created_at", "started_at", "ended_at", "not_before"),
+    *("beat_at", "cancel_at", "starts", "losses", "releases", "streak", "strikes", "solitary"),
+    *("checkpoint", "done", "total", "result", "error"),
+)
+_COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
+
+# The usual claim finds all this missing: the run itself, live runs of its lock, a job that may not
+# run. One statement sees that, and how the lock's lease stands.
+GLANCE = f"""
+SELECT EXISTS (SELECT 1 FROM fencepost_run WHERE {_KEY})
+       OR EXISTS (SELECT 1 FROM fencepost_run WHERE namespace = ? AND lock = ? AND {LIVE})
+       OR EXISTS (SELECT 1 FROM fencepost_job
+                   WHERE namespace = ? AND job = ? AND (quarantined <> '' OR paused <> '')),
+       lease.token, lease.held, lease.beat
+  FROM (SELECT 1) LEFT JOIN fencepost_lease AS lease ON lease.namespace = ? AND lease.name = ?"""
+
+FIND = f"SELECT {_COLUMNS} FROM fencepost_run WHERE {_KEY}"
+
+# Every live run of a lock.
+FIND_LIVE = f"SELECT {_COLUMNS} FROM fencepost_run WHERE namespace = ? AND lock = ? AND {LIVE}"
+
+INSERT = f"""
+INSERT INTO fencepost_run (namespace, {_COLUMNS})
+VALUES ({", ".join("?" * (1 + len(_KEY_COLUMNS) + len(_OTHER_COLUMNS)))})"""
+
+# A run becomes what was decided, unless it is no longer what it was when that was decided.
+UPDATE = f"""
+UPDATE fencepost_run
+   SET {", ".join(f"{column} = ?" for column in _OTHER_COLUMNS if column != "created_at")}
+ WHERE {_KEY} AND state = ? AND token = ? AND nonce = ?"""
+
+# Whoever writes for an attempt must still have the run.
+_OURS = f"{_KEY} AND state = 'running' AND token = ? AND nonce = ?"
+
+HAS = f"SELECT 1 FROM fencepost_run WHERE {_OURS}"
+
+BEAT = f"""
+UPDATE fencepost_run
+   SET beat_at = ?, done = coalesce(?, done), total = coalesce(?, total)
+ WHERE {_OURS}
+RETURNING cancel_at"""
+
+# What differs from the last checkpoint is progress: losses in a row are forgotten.
+SAVE = f"""
+UPDATE fencepost_run
+   SET beat_at = ?, done = coalesce(?, done), total = coalesce(?, total),
+       streak  = iif(checkpoint IS ?, streak, 0),
+       strikes = iif(checkpoint IS ?, strikes, 0),
+       checkpoint = ?
+ WHERE {_OURS}
+RETURNING cancel_at"""
+
+COUNT = """
+INSERT INTO fencepost_count (namespace, job, slot, manual, rerun, name, source, value)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET value = excluded.value"""
+
+FIND_COUNTS = f"SELECT name, sum(value) FROM fencepost_count WHERE {_KEY} GROUP BY name"
+
+TELL = """
+INSERT INTO fencepost_event
+       (namespace, job, slot, manual, rerun, at, what, token, holder, detail)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+FIND_EVENTS = f"""
+SELECT at, what, token, holder, detail
+  FROM fencepost_event
+ WHERE {_KEY}
+ ORDER BY id"""
+
+# The first begin of an item; nothing if it was begun before.
+BEGIN_FIRST = """
+INSERT OR IGNORE INTO fencepost_item (namespace, scope, item, state, token, run, call, at)
+VALUES (?, ?, ?, 'begun', ?, ?, ?, ?)"""
+
+BEGIN_AGAIN = """
+UPDATE fencepost_item
+   SET state = 'begun', token = ?, run = ?, call = ?, at = ?, error = NULL
+ WHERE namespace = ? AND scope = ? AND item = ?"""
+
+# Only who began an item can end it.
+END = """
+UPDATE fencepost_item
+   SET state = ?, error = ?, at = ?
+ WHERE namespace = ? AND scope = ? AND item = ? AND state = 'begun'
+   AND run = ? AND token = ?"""
+
+_ITEM_COLUMNS = "scope, item, state, token, run, call, at, error"
+
+FIND_ITEM = f"""
+SELECT {_ITEM_COLUMNS}
+  FROM fencepost_item
+ WHERE namespace = ? AND scope = ? AND item = ?"""
+
+FIND_ITEMS = f"""
+SELECT {_ITEM_COLUMNS}
+  FROM fencepost_item
+ WHERE namespace = ? AND scope = ?
+ ORDER BY item"""
+
+FIND_JOB = """
+SELECT job, definition, quarantined, paused
+  FROM fencepost_job
+ WHERE namespace = ? AND job = ?"""
+
+FIND_JOBS = """
+SELECT job, definition, quarantined, paused
+  FROM fencepost_job
+ WHERE namespace = ?
+ ORDER BY job"""
+
+DEFINE = """
+INSERT INTO fencepost_job (namespace, job, definition, quarantined, paused)
+VALUES (?, ?, ?, '', '')
+    ON CONFLICT DO UPDATE SET definition = excluded.definition"""
+
+QUARANTINE = """
+INSERT INTO fencepost_job (namespace, job, definition, quarantined, paused)
+VALUES (?, ?, '{}', ?, '')
+    ON CONFLICT DO UPDATE SET quarantined = excluded.quarantined"""
+
+LIFT = """
+UPDATE fencepost_job
+   SET quarantined = ''
+ WHERE namespace = ? AND job = ? AND quarantined <> ''"""
+
+_STATES = {state.value: state for state in State}
+
+
+def listing(*, of_job: bool, states: Sequence[State]) -> str:
+    """Return the statement that lists the newest runs: of a job by slot, else by creation.
+
+    It walks one index from its newest end and stops at the limit. With ``states`` it walks until
+    it has found enough, so what is rare costs a walk over the history that retention has kept.
+    """
+    chosen = " AND job = ?" if of_job else ""
+    order = [*_KEY_COLUMNS[1:]] if of_job else ["created_at", *_KEY_COLUMNS]
+    if states:
+        chosen += f" AND state IN ({', '.join('?' * len(states))})"
+    return f"""
+SELECT {_COLUMNS}
+  FROM fencepost_run
+ WHERE namespace = ?{chosen}
+ ORDER BY {", ".join(f"{column} DESC" for column in order)}
+ LIMIT ?"""
+
+
+def run_of(columns: tuple[Any, ...]) -> RunRecord:
+    """Return the run in a row. By position: every verb comes through here."""
+    fields = (*columns[5:8], Holder(*columns[8:12]), *columns[12:26], columns[26] == 1)
+    return RunRecord(RunKey(*columns[:4]), _STATES[columns[4]], *fields, *columns[27:])
+
+
+def row_of(run: RunRecord) -> tuple[Any, ...]:
+    """Return the row of a run, but for the namespace."""
+    return (
+        *run.key,
+        run.state.value,
+        *(run.lock, run.lease, run.token),
+        *run.holder,
+        *run[6:20],
+        int(run.solitary),
+        *run[21:],
+    )
+
+
+def changes_of(run: RunRecord) -> tuple[Any, ...]:
+    """Return what ``UPDATE`` sets: all but the key and the instant of creation."""
+    row = row_of(run)
+    return (*row[4:15], *row[16:])
+
+
+def item_of(columns: tuple[Any, ...]) -> ItemRecord:
+    """Return the item in a row."""
+    scope, item, state, *rest = columns
+    return ItemRecord(scope, item, ItemState(state), *rest)

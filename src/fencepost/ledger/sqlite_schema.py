@@ -1,0 +1,270 @@
+"""The tables of the SQLite ledger, and the triggers that make the file itself obey THE TABLE.
+
+They come into being at the first use of a ledger, by numbered migrations: whoever only takes locks
+has none of this in the file.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import Misuse
+from fencepost.model.run import FIRST, TABLE, TERMINAL, State, legal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from sqlite3 import Connection
+
+PART = "ledger"
+
+
+def _listed(states: Iterable[State]) -> str:
+    return ", ".join(f"'{state.value}'" for state in State if state in set(states))
+
+
+# In the words of the partial index, so that SQLite sees that it may use it.
+LIVE = f"state IN ({_listed(TABLE)})"
+
+CREATE_MIGRATION = """
+CREATE TABLE IF NOT EXISTS fencepost_migration (
+    part   TEXT    NOT NULL,
+    number INTEGER NOT NULL,
+    at     REAL    NOT NULL,
+    PRIMARY KEY (part, number)
+) WITHOUT ROWID"""
+
+# A run. Its key is the order of the table: "the last runs of a job" is one walk over neighbours,
+# and to be unique costs no second page. What can be long comes last.
+_CREATE_RUN = """
+CREATE TABLE IF NOT EXISTS fencepost_run (
+    namespace  TEXT    NOT NULL,
+    job        TEXT    NOT NULL,
+    slot       INTEGER NOT NULL,
+    manual     INTEGER NOT NULL,
+    rerun      INTEGER NOT NULL,
+    state      TEXT    NOT NULL,
+    lock       TEXT    NOT NULL,
+    lease      TEXT    NOT NULL,
+    token      INTEGER NOT NULL,
+    nonce      TEXT    NOT NULL,
+    host       TEXT    NOT NULL,
+    pid        INTEGER NOT NULL,
+    version    TEXT    NOT NULL,
+    reason     TEXT    NOT NULL,
+    blocker    TEXT    NOT NULL,
+    origin     TEXT    NOT NULL,
+    created_at REAL    NOT NULL,
+    started_at REAL    NOT NULL,
+    ended_at   REAL    NOT NULL,
+    not_before REAL    NOT NULL,
+    beat_at    REAL    NOT NULL,
+    cancel_at  REAL    NOT NULL,
+    starts     INTEGER NOT NULL,
+    losses     INTEGER NOT NULL,
+    releases   INTEGER NOT NULL,
+    streak     INTEGER NOT NULL,
+    strikes    INTEGER NOT NULL,
+    solitary   INTEGER NOT NULL,
+    checkpoint TEXT,
+    done       INTEGER,
+    total      INTEGER,
+    result     TEXT,
+    error      TEXT,
+    PRIMARY KEY (namespace, job, slot, manual, rerun)
+) WITHOUT ROWID"""
+
+# The live runs of a lock, of which a slot has at most one.
+_CREATE_LIVE = f"""
+CREATE UNIQUE INDEX IF NOT EXISTS fencepost_run_live
+    ON fencepost_run (namespace, lock, job, slot, manual)
+ WHERE {LIVE}"""
+
+# The newest runs of all jobs. It grows at its end only, and no later change of a run touches it.
+_CREATE_NEWEST = """
+CREATE INDEX IF NOT EXISTS fencepost_run_newest
+    ON fencepost_run (namespace, created_at, job, slot, manual, rerun)"""
+
+_CREATE_ITEM = """
+CREATE TABLE IF NOT EXISTS fencepost_item (
+    namespace TEXT    NOT NULL,
+    scope     TEXT    NOT NULL,
+    item      TEXT    NOT NULL,
+    state     TEXT    NOT NULL,
+    token     INTEGER NOT NULL,
+    run       TEXT    NOT NULL,
+    call      TEXT    NOT NULL,
+    at        REAL    NOT NULL,
+    error     TEXT,
+    PRIMARY KEY (namespace, scope, item)
+) WITHOUT ROWID"""
+
+_CREATE_EVENT = """
+CREATE TABLE IF NOT EXISTS fencepost_event (
+    id        INTEGER PRIMARY KEY,
+    namespace TEXT    NOT NULL,
+    job       TEXT    NOT NULL,
+    slot      INTEGER NOT NULL,
+    manual    INTEGER NOT NULL,
+    rerun     INTEGER NOT NULL,
+    at        REAL    NOT NULL,
+    what      TEXT    NOT NULL,
+    token     INTEGER NOT NULL,
+    holder    TEXT    NOT NULL,
+    detail    TEXT    NOT NULL
+)"""
+
+_CREATE_EVENT_RUN = """
+CREATE INDEX IF NOT EXISTS fencepost_event_run
+    ON fencepost_event (namespace, job, slot, manual, rerun)"""
+
+_CREATE_EVENT_KEPT = """
+CREATE TRIGGER IF NOT EXISTS fencepost_event_kept BEFORE UPDATE ON fencepost_event
+BEGIN
+    SELECT RAISE(ABORT, 'an event is never changed');
+END"""
+
+# What each source has counted so far; a counter's value is their sum.
+_CREATE_COUNT = """
+CREATE TABLE IF NOT EXISTS fencepost_count (
+    namespace TEXT    NOT NULL,
+    job       TEXT    NOT NULL,
+    slot      INTEGER NOT NULL,
+    manual    INTEGER NOT NULL,
+    rerun     INTEGER NOT NULL,
+    name      TEXT    NOT NULL,
+    source    TEXT    NOT NULL,
+    value     INTEGER NOT NULL,
+    PRIMARY KEY (namespace, job, slot, manual, rerun, name, source)
+) WITHOUT ROWID"""
+
+_CREATE_JOB = """
+CREATE TABLE IF NOT EXISTS fencepost_job (
+    namespace   TEXT NOT NULL,
+    job         TEXT NOT NULL,
+    definition  TEXT NOT NULL,
+    quarantined TEXT NOT NULL,
+    paused      TEXT NOT NULL,
+    PRIMARY KEY (namespace, job)
+) WITHOUT ROWID"""
+
+
+def _first_trigger() -> str:
+    """Return the trigger that refuses a run which begins as none can begin."""
+    arms = "\n".join(
+        f"           WHEN '{state.value}' THEN RAISE(ABORT, 'a run cannot begin as {state.value}')"
+        for state in State
+        if not legal(None, state)
+    )
+    return f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_run_first BEFORE INSERT ON fencepost_run
+  WHEN NEW.state NOT IN ({_listed(FIRST)})
+BEGIN
+    SELECT CASE NEW.state
+{arms}
+           ELSE RAISE(ABORT, 'a run cannot begin as what is not a state')
+           END;
+END"""
+
+
+def _next_trigger() -> str:
+    """Return the trigger that refuses every change of state that is not in the table."""
+    allowed = "\n      OR ".join(
+        f"OLD.state = '{before.value}' AND NEW.state IN ({_listed(follows)})"
+        for before, follows in TABLE.items()
+    )
+    arms = "\n".join(
+        f"           WHEN '{before.value} {after.value}' THEN "
+        f"RAISE(ABORT, 'a run that is {before.value} cannot become {after.value}')"
+        for before in State
+        for after in State
+        if not legal(before, after)
+    )
+    # RAISE takes a constant only, so each refusal has a line of its own.
+    return f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_run_next BEFORE UPDATE OF state ON fencepost_run
+  WHEN NOT ({allowed})
+BEGIN
+    SELECT CASE OLD.state || ' ' || NEW.state
+{arms}
+           ELSE RAISE(ABORT, 'a run cannot become what is not a state')
+           END;
+END"""
+
+
+def _last_trigger() -> str:
+    """Return the trigger that refuses any change, of any column, once a run has ended."""
+    arms = "\n".join(
+        f"           WHEN '{state.value}' THEN "
+        f"RAISE(ABORT, 'a run that is {state.value} never changes again')"
+        for state in State
+        if state.terminal
+    )
+    return f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_run_last BEFORE UPDATE ON fencepost_run
+  WHEN OLD.state IN ({_listed(TERMINAL)}) AND OLD.state = NEW.state
+BEGIN
+    SELECT CASE OLD.state
+{arms}
+           END;
+END"""
+
+
+_TOKEN_TRIGGER = """
+CREATE TRIGGER IF NOT EXISTS fencepost_run_token BEFORE UPDATE OF token ON fencepost_run
+  WHEN NEW.token < OLD.token
+BEGIN
+    SELECT RAISE(ABORT, 'the token of a run never falls');
+END"""
+
+# Each is applied once, in order; what was released is never edited.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        _CREATE_RUN,
+        _CREATE_LIVE,
+        _CREATE_NEWEST,
+        _first_trigger(),
+        _next_trigger(),
+        _last_trigger(),
+        _TOKEN_TRIGGER,
+        _CREATE_ITEM,
+        _CREATE_EVENT,
+        _CREATE_EVENT_RUN,
+        _CREATE_EVENT_KEPT,
+        _CREATE_COUNT,
+        _CREATE_JOB,
+    ),
+)
+
+CREATE = (CREATE_MIGRATION, *(statement for step in MIGRATIONS for statement in step))
+
+_KNOWN = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_migration'"
+
+_FIND_NUMBER = "SELECT coalesce(max(number), 0) FROM fencepost_migration WHERE part = :part"
+
+_RECORD = "INSERT INTO fencepost_migration (part, number, at) VALUES (:part, :number, :at)"
+
+
+def is_ready(db: Connection) -> bool:
+    """Say whether the ledger's tables are there and up to date; raise if they are from later."""
+    number = _number(db)
+    if number > len(MIGRATIONS):
+        raise Misuse(
+            f"the ledger in this file was written by a newer fencepost (migration {number}, this "
+            f"one knows {len(MIGRATIONS)}): upgrade this installation"
+        )
+    return number == len(MIGRATIONS)
+
+
+def migrate(db: Connection, *, at: float) -> None:
+    """Apply what is missing, inside of the open write transaction."""
+    db.execute(CREATE_MIGRATION)
+    for number in range(_number(db) + 1, len(MIGRATIONS) + 1):
+        for statement in MIGRATIONS[number - 1]:
+            db.execute(statement)
+        db.execute(_RECORD, {"part": PART, "number": number, "at": at})
+
+
+def _number(db: Connection) -> int:
+    if db.execute(_KNOWN).fetchone() is None:
+        return 0
+    number: int = db.execute(_FIND_NUMBER, {"part": PART}).fetchone()[0]
+    return number

@@ -1,0 +1,210 @@
+"""The run as user code sees it: ``Run`` for ``def`` bodies, ``AsyncRun`` for ``async def``.
+
+Both are thin over the same flows. What a body writes is guarded by its token: a body that woke up
+after its run was taken over can neither save, nor mark an item, nor finish.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+
+from fencepost.effects import AsyncBatch, AsyncOnce, Batch, InOther, Once
+from fencepost.errors import LeaseLost, Misuse
+from fencepost.flows.attempt import NothingToDo
+from fencepost.flows.course import save
+from fencepost.model.item import named
+from fencepost.model.kept import encoded
+from fencepost.world.flow import finish
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fencepost.flows.course import Course, Doors
+    from fencepost.lease import Lease, LostSignal
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+
+class Facts:
+    """What both colours of a run have in common: who they are, and what costs no round trip."""
+
+    def __init__(
+        self,
+        doors: Doors,
+        course: Course,
+        lease: Lease,
+        *,
+        window: tuple[int, int] | None = None,
+        scope: str = "slot",
+    ) -> None:
+        self._doors, self._course, self._lease = doors, course, lease
+        self._window, self._scope, self._pid = window, scope, os.getpid()
+
+    @property
+    def id(self) -> str:
+        """The run key, such as ``billing@2026-01-20T02:00:00Z``: one per slot, for ever."""
+        return str(self._course.run.key)
+
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._course.run.key.job
+
+    @property
+    def slot(self) -> datetime:
+        """The instant this run is for, which may be earlier than now."""
+        return datetime.fromtimestamp(self._course.run.key.slot, UTC)
+
+    @property
+    def window(self) -> tuple[datetime, datetime] | None:
+        """What this run covers: from the slot before it up to its own; None without a schedule."""
+        if self._window is None:
+            return None
+        start, end = (datetime.fromtimestamp(edge, UTC) for edge in self._window)
+        return start, end
+
+    @property
+    def attempt(self) -> int:
+        """Which try this is, from 1 on. Attempts that vanished do not count."""
+        return self._course.run.attempt
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this attempt, higher than that of every earlier one."""
+        return self._course.attempt.token
+
+    @property
+    def checkpoint(self) -> Any:
+        """What was saved last, by this attempt or an earlier one; None at the very beginning."""
+        return None if self._course.checkpoint is None else json.loads(self._course.checkpoint)
+
+    @property
+    def lost(self) -> LostSignal:
+        """An event that is set once the run is no longer ours."""
+        return self._lease.lost
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that puts the job and the run id on every line."""
+        from fencepost.logs import logger_of
+
+        return logger_of(self.job, self.id)
+
+    def check(self) -> None:
+        """Return if the body may go on; raise if the run was lost, cancelled, or is out of time."""
+        if self._pid != os.getpid():
+            reason = "it belongs to the parent process, and a fork does not share it"
+            raise LeaseLost(self._lease.name, token=self.token, reason=reason)
+        self._course.check()
+
+    def progress(self, done: int, total: int | None = None) -> None:
+        """Tell how far it is; those who look see it with the next beat."""
+        self._course.progress(_whole(done, "done"), total and _whole(total, "total"))
+
+    def count(self, name: str, more: int = 1) -> None:
+        """Add to a counter of this run, such as ``emails_sent``; safe from many threads."""
+        self._course.count(named(name), _whole(more, "more"))
+
+    def skip(self, reason: str = "nothing to do") -> None:
+        """Leave the body: there was nothing to do, and the run is recorded as skipped."""
+        raise NothingToDo(reason)
+
+    def headers(self, item: str | int | None = None) -> dict[str, str]:
+        """Return headers for another service: the fencing token, and a key that repeats do not."""
+        return {**self._lease.headers(), IDEMPOTENCY_KEY: self.key_of(item)}
+
+    def key_of(self, item: str | int | None = None) -> str:
+        """Return the idempotency key of this run, or of one of its items: the same in each try."""
+        return self.id if item is None else f"{self.id}/{named(item)}"
+
+    def fence(self, conn: object, *, resource: str | None = None) -> None:
+        """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
+        self._lease.fence(conn, resource=resource)
+
+    def _scope_of(self, scope: str | None) -> str:
+        """Return under which name items are known: this run's, or the whole job's."""
+        chosen = scope or self._scope
+        if chosen not in ("slot", "job"):
+            raise Misuse(f"scope is {scope!r}: it must be 'slot' or 'job'")
+        return self.job if chosen == "job" else self.id
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} attempt={self.attempt} token={self.token}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a run cannot be pickled: pass what its work needs instead")
+
+
+class Run(Facts):
+    """A run of a ``def`` body."""
+
+    def save(self, checkpoint: Any) -> None:
+        """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
+        self.check()
+        finish(save(self._doors, self._course, encoded(checkpoint, what="checkpoint")))
+
+    def once(
+        self, item: str | int, *, conn: object = None, scope: str | None = None
+    ) -> Once | InOther:
+        """Have an effect once: ``with run.once(id) as first: if first: …``.
+
+        With ``conn`` the item is kept in that database, in your own open transaction.
+        """
+        where, name = self._scope_of(scope), named(item)
+        if conn is not None:
+            return InOther(self._lease, conn, where, name)
+        self.check()
+        return Once(self._doors, self._course, where, name)
+
+    def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> Batch:
+        """Have many effects once each, with one round trip before and one after them all."""
+        return Batch(self._doors, self._course, self._scope_of(scope), [named(i) for i in items])
+
+    def transaction(self) -> Any:
+        """Open a transaction of the ledger's database: effect, items and checkpoint are one."""
+        begin = getattr(self._doors.ledger, "transaction", None)
+        if begin is None:
+            raise Misuse(
+                f"run.transaction() needs a ledger in an SQL database, and job {self.job!r} has "
+                f"its ledger in {type(self._doors.ledger).__name__}"
+            )
+        self.check()
+        return begin(self._course, scope=self._scope_of(None))
+
+
+class AsyncRun(Facts):
+    """A run of an ``async def`` body; the same names, awaited."""
+
+    async def save(self, checkpoint: Any) -> None:
+        """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
+        self.check()
+        await save(self._doors, self._course, encoded(checkpoint, what="checkpoint"))
+
+    def once(
+        self, item: str | int, *, conn: object = None, scope: str | None = None
+    ) -> AsyncOnce | InOther:
+        """Have an effect once: ``async with run.once(id) as first: if first: …``.
+
+        With ``conn`` the item is kept in that database, in your own open transaction.
+        """
+        where, name = self._scope_of(scope), named(item)
+        if conn is not None:
+            return InOther(self._lease, conn, where, name)
+        self.check()
+        return AsyncOnce(self._doors, self._course, where, name)
+
+    def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> AsyncBatch:
+        """Have many effects once each, with one round trip before and one after them all."""
+        names = [named(item) for item in items]
+        return AsyncBatch(self._doors, self._course, self._scope_of(scope), names)
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Misuse(f"{what} is {value!r}: it must be a whole number")
+    return value
