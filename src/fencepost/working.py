@@ -106,19 +106,17 @@ class Working:
 
     def _told(self, outcome: Outcome) -> Outcome:
         """Emit what no attempt of ours has told: that there was none, and why."""
-        if outcome.status == "skipped" and outcome.holder:
-            more = (
+        job = outcome.run_id.partition("@")[0]
+        if outcome.reason == "poison":
+            self._holding.emit(JobEvent("quarantined", job, outcome.run_id))
+        elif outcome.status == "skipped" and outcome.holder:
+            more: tuple[tuple[str, object], ...] = (
                 ("reason", outcome.reason),
                 ("holder", outcome.holder),
                 ("held_for", f"{outcome.held_for or 0:.1f}s"),
                 ("lease_left", f"{outcome.lease_left or 0:.1f}s"),
             )
-            job = outcome.run_id.partition("@")[0]
             self._holding.emit(JobEvent("skipped", job, outcome.run_id, outcome.token, more))
-        elif outcome.reason == "poison":
-            job = outcome.run_id.partition("@")[0]
-            more = (("reason", "poison"),)
-            self._holding.emit(JobEvent("quarantined", job, outcome.run_id, 0, more))
         return outcome
 
     async def _register(self, job: Job) -> None:
@@ -163,7 +161,7 @@ class Working:
             boottime=self._world.clocks.boottime,
             drop=_keep_it,
         )
-        hold.beat = lambda store, ttl: course.beat(self._beside(store), ttl)
+        hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl))
         doors = Doors(self._world, self.ledger)
         keeper = self._holding.keeper
         ended: RunRecord | None = None

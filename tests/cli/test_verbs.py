@@ -112,7 +112,7 @@ def test_migrate_prints_statements_that_work(kit: Kit) -> None:
 def test_migrate_prepares_an_applications_database_for_fences(kit: Kit) -> None:
     done = kit.fencepost("migrate", "--guard", f"sqlite:///{kit.folder}/app.db")
     assert done.returncode == 0
-    assert tables(kit.folder / "app.db") == ["fencepost_guard"]
+    assert tables(kit.folder / "app.db") == ["fencepost_done", "fencepost_guard"]
     assert not (kit.folder / "leases.db").exists()
 
 

@@ -67,6 +67,11 @@ class Hold:
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
 
+    def beats_by(self, beat: Callable[[LeaseStore, float], Flow[Grant]]) -> None:
+        """Renew by ``beat`` from now on, often enough to hear of a cancel soon."""
+        self.beat = beat
+        self.next_try = min(self.next_try, self.trust.confirmed + LONGEST_SILENCE)
+
     def phase(self, now: float) -> Phase:
         """Say how far the lease can be believed in; once lost, always lost."""
         if self.released or self.why_lost is not None:
