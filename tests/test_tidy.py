@@ -26,7 +26,7 @@ LAYERS = [
     {"lease", "verifier"},
     {"keeper"},
     {"holding"},
-    {"jobs", "bodies", "effects"},
+    {"jobs", "bodies", "effects", "transaction"},
     {"running"},
     {"working"},
     {"declaring"},

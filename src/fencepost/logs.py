@@ -101,6 +101,7 @@ def logger_of(job: str, run_id: str) -> logging.LoggerAdapter[logging.Logger]:
             if args:  # then the line is still to be formatted, and our part must survive that
                 about = about.replace("%", "%%")
             kwargs["extra"] = {**(kwargs.get("extra") or {}), "job": job, "run_id": run_id}
-            self.logger.log(level, str(msg) + about, *args, **kwargs)
+            line = f"{msg}{about}"
+            self.logger.log(level, line, *args, **kwargs)
 
     return Named(logging.getLogger("fencepost.job"), {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from datetime import UTC, datetime
 
 from fencepost.effects import AsyncBatch, AsyncOnce, Batch, InOther, Once
@@ -16,6 +17,7 @@ from fencepost.flows.attempt import NothingToDo
 from fencepost.flows.course import save
 from fencepost.model.item import named
 from fencepost.model.kept import encoded
+from fencepost.transaction import AsyncTransaction, Transaction
 from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
@@ -126,6 +128,29 @@ class Facts:
         """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
         self._lease.fence(conn, resource=resource)
 
+    def _transaction(self) -> Transaction:
+        desk = getattr(self._doors.ledger, "desk", None)
+        if desk is None:
+            raise Misuse(
+                f"run.transaction() needs a ledger in an SQL database, and job {self.job!r} has "
+                f"its ledger in {type(self._doors.ledger).__name__}"
+            )
+        self.check()
+        scope = self._scope_of(None)
+        return Transaction(desk, self._course, scope=scope, owner=self._here())
+
+    def _here(self) -> object:
+        """Return who must not wait for itself: the thread, or the task."""
+        raise NotImplementedError
+
+    def _outside(self) -> None:
+        """Refuse what would wait for our own transaction for ever."""
+        if self._course.transaction_of == self._here():
+            raise Misuse(
+                "a transaction of this run is open right here: use tx.once(…) and tx.save(…), "
+                "which commit with it"
+            )
+
     def _scope_of(self, scope: str | None) -> str:
         """Return under which name items are known: this run's, or the whole job's."""
         chosen = scope or self._scope
@@ -146,6 +171,7 @@ class Run(Facts):
     def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
         self.check()
+        self._outside()
         finish(save(self._doors, self._course, encoded(checkpoint, what="checkpoint")))
 
     def once(
@@ -159,22 +185,20 @@ class Run(Facts):
         if conn is not None:
             return InOther(self._lease, conn, where, name)
         self.check()
+        self._outside()
         return Once(self._doors, self._course, where, name)
 
     def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> Batch:
         """Have many effects once each, with one round trip before and one after them all."""
+        self._outside()
         return Batch(self._doors, self._course, self._scope_of(scope), [named(i) for i in items])
 
-    def transaction(self) -> Any:
+    def transaction(self) -> Transaction:
         """Open a transaction of the ledger's database: effect, items and checkpoint are one."""
-        begin = getattr(self._doors.ledger, "transaction", None)
-        if begin is None:
-            raise Misuse(
-                f"run.transaction() needs a ledger in an SQL database, and job {self.job!r} has "
-                f"its ledger in {type(self._doors.ledger).__name__}"
-            )
-        self.check()
-        return begin(self._course, scope=self._scope_of(None))
+        return self._transaction()
+
+    def _here(self) -> object:
+        return threading.get_ident()
 
 
 class AsyncRun(Facts):
@@ -183,6 +207,7 @@ class AsyncRun(Facts):
     async def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
         self.check()
+        self._outside()
         await save(self._doors, self._course, encoded(checkpoint, what="checkpoint"))
 
     def once(
@@ -196,12 +221,23 @@ class AsyncRun(Facts):
         if conn is not None:
             return InOther(self._lease, conn, where, name)
         self.check()
+        self._outside()
         return AsyncOnce(self._doors, self._course, where, name)
 
     def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> AsyncBatch:
         """Have many effects once each, with one round trip before and one after them all."""
+        self._outside()
         names = [named(item) for item in items]
         return AsyncBatch(self._doors, self._course, self._scope_of(scope), names)
+
+    def transaction(self) -> AsyncTransaction:
+        """Open a transaction of the ledger's database: effect, items and checkpoint are one."""
+        return AsyncTransaction(self._doors.world, self._transaction())
+
+    def _here(self) -> object:
+        import asyncio
+
+        return asyncio.current_task()
 
 
 def _whole(value: object, what: str) -> int:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from fencepost.errors import (
     GiveUp,
     Lost,
-    OutcomeUnknown,
     RetryAfter,
     RunCancelled,
     RunTimedOut,
-    StoreUnavailable,
 )
 from fencepost.flows.course import insist
 from fencepost.model.ending import Ending, settle
@@ -97,8 +95,7 @@ async def conclude(
 ) -> RunRecord | None:
     """Record how an attempt ended; None if the run was not ours any more."""
     world = doors.world
-    now = world.clocks.wall()
-    settled = settle(course.run, ending, course.policy, now=now, dice=world.dice())
+    settled = settle(course.run, ending, course.policy, dice=world.dice())
 
     def ask() -> Flow[RunRecord]:
         return doors.ledger.finish(course.attempt, settled, report=course.report())
@@ -108,15 +105,13 @@ async def conclude(
     except Lost as lost:
         say(emit, "lost", course, reason=str(lost))
         return None
-    except (OutcomeUnknown, StoreUnavailable) as error:
-        # Nothing more can be done from here: the lease ends, and the next one finds out.
-        say(emit, "lost", course, reason=f"its end could not be recorded: {error}")
-        return None
-    _tell(emit, course, run, now=world.clocks.wall())
+    _tell(emit, course, run)
     return run
 
 
-def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord, *, now: float) -> None:
+def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord) -> None:
+    # Both by the ledger's clock: ours may show something else.
+    now = run.beat_at
     duration = f"{max(0.0, now - course.run.started_at):.3f}s"
     counts = course.counts()
     if run.state is State.SUCCEEDED:

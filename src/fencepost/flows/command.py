@@ -13,6 +13,7 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Protocol
 
     from fencepost.flows.keep import Hold
@@ -55,9 +56,18 @@ class Ended(NamedTuple):
 
 
 async def oversee(
-    world: World, store: LeaseStore, hold: Hold, command: Command, *, notice: float
+    world: World,
+    store: LeaseStore,
+    hold: Hold,
+    command: Command,
+    *,
+    notice: float,
+    stop: Callable[[], tuple[float, float]] | None = None,
 ) -> Ended:
-    """Keep the lease while the command runs; return once nothing of it is left."""
+    """Keep the lease while the command runs; return once nothing of it is left.
+
+    ``stop`` says when it is to be asked and killed for other reasons than its lease.
+    """
     told = must_end(hold.trust, ends=hold.ends, notice=notice)
     while not command.gone:
         now = world.clocks.boottime()
@@ -65,6 +75,9 @@ async def oversee(
             await renew(world, store, hold)
             now = world.clocks.boottime()
         until = must_end(hold.trust, ends=hold.ends, notice=notice)
+        if stop is not None:
+            ask_at, kill_at = stop()
+            until = (min(until[0], ask_at), min(until[1], kill_at))
         if hold.phase(now) is Phase.LOST:
             # Others may have it already, so there is no time to lose; and this is the last word.
             until = (min(told[0], now), min(told[1], now + QUICK))

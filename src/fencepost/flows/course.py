@@ -6,6 +6,8 @@ raises the flags. Everything that is written goes through the ledger, under the 
 
 from __future__ import annotations
 
+from functools import partial
+
 from fencepost.errors import LeaseLost, OutcomeUnknown, RunCancelled, RunTimedOut, StoreUnavailable
 from fencepost.ledger.api import Attempt, Report
 from fencepost.model.lease import Grant, Phase
@@ -40,8 +42,11 @@ class Course:
         self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
         self.checkpoint = run.checkpoint
+        self.saves = 0  # so far, so that a save that arrives late is known for what it is
+        self.calls: dict[tuple[str, str], str] = {}  # which begin an item was begun by
         self.cancelled = False
         self.stuck = False
+        self.transaction_of: object = None  # the thread or task that has a transaction open
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
@@ -121,9 +126,13 @@ _NOTHING = Report()
 async def save(doors: Doors, course: Course, checkpoint: str) -> None:
     """Keep a checkpoint. Raises if the run was lost, cancelled, or is out of time."""
     course.check()
+    course.saves += 1
+    order = course.saves
 
     def ask() -> Flow[bool]:
-        return doors.ledger.save(course.attempt, checkpoint=checkpoint, report=course.report())
+        return doors.ledger.save(
+            course.attempt, checkpoint=checkpoint, order=order, report=course.report()
+        )
 
     course.hear(cancelled=await insist(doors.world, course, ask))
     course.checkpoint = checkpoint
@@ -141,31 +150,40 @@ async def begin(doors: Doors, course: Course, scope: str, items: Sequence[str]) 
             course.attempt, scope=scope, items=items, call=call, repeat=repeat
         )
 
-    return await insist(doors.world, course, ask)
+    found = await insist(doors.world, course, ask)
+    for item, what in zip(items, found, strict=True):
+        if what.go:
+            course.calls[scope, item] = call
+    return found
 
 
 async def end(
     doors: Doors, course: Course, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
 ) -> None:
     """Say how items ended that were begun. Said even by a body that is to stop: it is true."""
-
-    def ask() -> Flow[None]:
-        return doors.ledger.end(course.attempt, scope=scope, items=items)
-
-    await insist(doors.world, course, ask)
+    by_call: dict[str | None, list[tuple[str, ItemState, str | None]]] = {}
+    for one in items:
+        by_call.setdefault(course.calls.get((scope, one[0])), []).append(one)
+    for call, begun in by_call.items():
+        ask = partial(doors.ledger.end, course.attempt, scope=scope, items=begun, call=call)
+        await insist(doors.world, course, ask)
 
 
 async def insist(world: World, course: Course, ask: Callable[[], Flow[T]]) -> T:
     """Ask until the answer is known, for as long as the lease can be trusted.
 
-    Every verb of a ledger finds what it did before, so asking again is safe.
+    Every verb of a ledger finds what it did before, so asking again is safe. Once the lease is
+    gone so is the run, whatever the answer would have been: a later attempt decides. To raise
+    what the store said would make a failure of it, and the run would end as one.
     """
     pause = _FIRST_PAUSE
     while True:
         try:
             return await ask()
-        except (OutcomeUnknown, StoreUnavailable):
-            if course.hold.phase(world.clocks.boottime()) is Phase.LOST:
-                raise
+        except (OutcomeUnknown, StoreUnavailable) as error:
+            hold = course.hold
+            if hold.phase(world.clocks.boottime()) is Phase.LOST:
+                reason = f"{hold.why_lost or 'the attempt has ended'}, and then: {error}"
+                raise LeaseLost(hold.name, token=hold.token, reason=reason) from error
             await world.sleep(pause * (0.5 + world.dice()))
             pause = min(pause * 2, _LONGEST_PAUSE)

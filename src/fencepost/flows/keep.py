@@ -39,7 +39,7 @@ class Hold:
 
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
-        *("owner", "on_loss", "beat", "pinned", "_emit", "_chatty", "_phase"),
+        *("owner", "on_loss", "beat", "pinned", "_emit", "_chatty", "_phase", "_slow"),
     )
 
     def __init__(
@@ -62,8 +62,9 @@ class Hold:
         self.on_loss: list[Callable[[], None]] = []
         # How a run renews: it has more to tell than that it lives, and hears if it is cancelled.
         self.beat: Callable[[LeaseStore, float], Flow[Grant]] | None = None
-        # While our own write transaction keeps everybody else out, nobody can take the lease.
-        self.pinned = 0
+        # Since when our own write transaction keeps everybody else out: nobody can take the lease.
+        self.pinned = 0.0
+        self._slow = False
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
 
@@ -87,6 +88,14 @@ class Hold:
                 self.say(current.value, f"{self.trust.until - now:.1f} s left unless renewed")
         return current
 
+    def still_pinned(self, now: float) -> None:
+        """Look again later; warn once of a transaction that is open for too long."""
+        self.next_try = now + retry_pause(self.ttl)
+        open_for = now - self.pinned
+        if open_for > self.ttl / 2 and not self._slow:
+            self._slow = True
+            self.say("slow_transaction", f"open for {open_for:.1f} s: nobody else can write")
+
     def confirm(self, sent: float, *, ttl: float) -> None:
         """Take note of a renewal that the store confirmed. A lost lease stays lost."""
         self.trust = trust(sent, ttl=ttl, ends=self.ends)
@@ -106,7 +115,9 @@ class Hold:
 
     def wakes(self) -> float:
         """Return when the keeper must look at this hold again."""
-        return _NEVER if self.why_lost is not None else min(self.next_try, self.trust.until)
+        if self.why_lost is not None:
+            return _NEVER
+        return self.next_try if self.pinned else min(self.next_try, self.trust.until)
 
     def say(self, what: str, detail: str = "") -> None:
         """Emit an event about this lease."""
@@ -206,6 +217,9 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
     """Try to renew one hold once. Only the store's no is a loss; silence is one at the deadline."""
     sent = world.clocks.boottime()
     if hold.phase(sent) is Phase.LOST:
+        return
+    if hold.pinned:  # our own transaction keeps us out as well, and needs no renewal
+        hold.still_pinned(sent)
         return
     ttl = renewal_ttl(hold.ttl, now=sent, ends=hold.ends)
     if ttl is None:  # max_hold: let it run out

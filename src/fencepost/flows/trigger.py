@@ -88,7 +88,7 @@ class _Seeing:
         if run.state.terminal:
             return of_record(run, fresh=True)
         if run.state is State.WAITING_RETRY:
-            await self._until(run.not_before)
+            await self._pass(run.not_before - run.beat_at)
             return None
         return Outcome("skipped", reason=run.reason, run_id=str(run.key))
 
@@ -141,11 +141,11 @@ class _Seeing:
                 return self._in_others_hands(claimed, "taken")
             if not self._waits:
                 return self._in_others_hands(claimed, "lock_held")
-        elif claimed.at:
+        elif claimed.pause:
             if not self._ours and not self._may_wait():
                 failed = claimed.run is not None and claimed.run.state is State.WAITING_RETRY
                 return self._in_others_hands(claimed, "waiting_retry" if failed else "backing_off")
-            await self._until(claimed.at)
+            await self._pass(claimed.pause)
             return None
         self._waits = True
         if not self._may_wait(want.policy.start_deadline):
@@ -178,10 +178,14 @@ class _Seeing:
         self._pause = min(self._pause * 1.6, _LONGEST_PAUSE)
         return pause
 
-    async def _until(self, at: float) -> None:
-        """Sleep until the ledger's wall clock shows ``at``, or somebody has ended the run."""
+    async def _pass(self, seconds: float) -> None:
+        """Let that much time pass, unless somebody ends the run meanwhile.
+
+        Should the ledger's clock see it otherwise, the next claim tells how much is left.
+        """
         world = self._doors.world
-        while (left := at - world.clocks.wall()) > 0:
+        until = world.clocks.boottime() + seconds
+        while (left := until - world.clocks.boottime()) > 0:
             await world.sleep(min(left, _LONGEST_PAUSE))
             if left > _LONGEST_PAUSE:
                 run = await self._doors.ledger.find(self._key)

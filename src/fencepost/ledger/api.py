@@ -67,8 +67,13 @@ class LedgerAbilities(NamedTuple):
 class Ledger(Protocol):
     """Runs, items, events and counters of one namespace."""
 
-    abilities: LedgerAbilities
-    leases: LeaseStore
+    @property
+    def abilities(self) -> LedgerAbilities:
+        """What this ledger promises."""
+
+    @property
+    def leases(self) -> LeaseStore:
+        """The store whose leases are granted along with runs."""
 
     async def claim(self, want: Want) -> Claimed:
         """Decide who may run it, and record that; a lease is granted in the same transaction."""
@@ -76,10 +81,19 @@ class Ledger(Protocol):
     async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
         """Renew the attempt's lease, take its report; say whether a cancel was asked for."""
 
-    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+    async def save(
+        self,
+        attempt: Attempt,
+        *,
+        checkpoint: str,
+        order: int | None = None,
+        report: Report = NOTHING,
+    ) -> bool:
         """Keep a checkpoint (JSON text); say whether a cancel was asked for.
 
         A checkpoint that differs from the last one is progress: losses in a row are forgotten.
+        ``order`` counts the saves of the attempt: one that arrives after a later one is a repeat
+        that was long under way, and keeps nothing.
         """
 
     async def begin(
@@ -88,9 +102,18 @@ class Ledger(Protocol):
         """Begin items, before their effects; say for each whether to have the effect."""
 
     async def end(
-        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+        self,
+        attempt: Attempt,
+        *,
+        scope: str,
+        items: Sequence[tuple[str, ItemState, str | None]],
+        call: str | None = None,
     ) -> None:
-        """End items that this attempt began: done or failed, with the error."""
+        """End items that this attempt began: done or failed, with the error.
+
+        With ``call`` only what that begin has begun: a repeat that was long under way must not
+        end what was begun again since.
+        """
 
     async def finish(
         self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING

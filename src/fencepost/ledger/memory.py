@@ -76,7 +76,7 @@ class MemoryLedger:
                 run,
                 blocker=decision.blocker,
                 holder=decision.holder,
-                at=decision.at,
+                pause=max(0.0, decision.at - now),
                 fresh=decision.change is not None,
             )
 
@@ -89,13 +89,22 @@ class MemoryLedger:
             self._put(self._reported(run, report)._replace(beat_at=self._world.clocks.wall()))
             return bool(run.cancel_at)
 
-    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+    async def save(
+        self,
+        attempt: Attempt,
+        *,
+        checkpoint: str,
+        order: int | None = None,
+        report: Report = NOTHING,
+    ) -> bool:
         """Keep a checkpoint."""
         with self.leases.turn:
             run = self._ours(attempt, "save")
             run = self._reported(run, report)._replace(beat_at=self._world.clocks.wall())
-            if checkpoint != run.checkpoint:
+            late = order is not None and order <= run.saves
+            if checkpoint != run.checkpoint and not late:
                 run = run._replace(checkpoint=checkpoint, streak=0, strikes=0)
+            run = run._replace(saves=max(run.saves, order or 0))
             self._put(run)
             return bool(run.cancel_at)
 
@@ -112,15 +121,20 @@ class MemoryLedger:
             return once_each(items, found)
 
     async def end(
-        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+        self,
+        attempt: Attempt,
+        *,
+        scope: str,
+        items: Sequence[tuple[str, ItemState, str | None]],
+        call: str | None = None,
     ) -> None:
         """End items that this attempt began."""
         with self.leases.turn:
             self._ours(attempt, "end")
-            now = self._world.clocks.wall()
+            now, key, token = self._world.clocks.wall(), str(attempt.key), attempt.token
             for item, state, error in items:
                 known = self._books.items.get((scope, item))
-                if known and begun_by(known, key=str(attempt.key), token=attempt.token):
+                if known and begun_by(known, key=key, token=token, call=call):
                     ended = known._replace(state=state, error=error, at=now)
                     self._books.items[scope, item] = ended
 

@@ -13,6 +13,7 @@ from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, R
 from fencepost.ledger.sqlite_books import SqliteBooks
 from fencepost.ledger.sqlite_schema import is_ready, migrate
 from fencepost.model.lease import DRIFT, MARGIN
+from fencepost.model.named import NamedTuple
 from fencepost.model.run import RunEvent, RunRecord, State
 from fencepost.world.sqlite import PATIENCE
 
@@ -28,8 +29,18 @@ if TYPE_CHECKING:
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
     from fencepost.world.api import World
+    from fencepost.world.sqlite import SqliteFile
 
     T = TypeVar("T")
+
+
+class Desk(NamedTuple):
+    """Where user code may write in this database, guarded: connections nobody uses, the books."""
+
+    world: World
+    idle: list[SqliteFile]
+    books: SqliteBooks
+    leases: SqliteStore
 
 
 class SqliteLedger:
@@ -41,7 +52,8 @@ class SqliteLedger:
         self._books = SqliteBooks(world, leases)
         self._ready: Connection | None = None  # which connection was seen to have our tables
         able = leases.capabilities
-        self.abilities = LedgerAbilities(able.durable, able.shared, transactional=False)
+        self.abilities = LedgerAbilities(able.durable, able.shared, transactional=able.durable)
+        self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
 
     async def claim(self, want: Want) -> Claimed:
         """Decide, and carry the decision out."""
@@ -58,10 +70,17 @@ class SqliteLedger:
             patience,
         )
 
-    async def save(self, attempt: Attempt, *, checkpoint: str, report: Report = NOTHING) -> bool:
+    async def save(
+        self,
+        attempt: Attempt,
+        *,
+        checkpoint: str,
+        order: int | None = None,
+        report: Report = NOTHING,
+    ) -> bool:
         """Keep a checkpoint."""
         return await self._world.call(
-            self._written, lambda db: self._books.save(db, attempt, checkpoint, report)
+            self._written, lambda db: self._books.save(db, attempt, checkpoint, report, order)
         )
 
     async def begin(
@@ -75,12 +94,17 @@ class SqliteLedger:
         return await self._world.call(self._written, work)
 
     async def end(
-        self, attempt: Attempt, *, scope: str, items: Sequence[tuple[str, ItemState, str | None]]
+        self,
+        attempt: Attempt,
+        *,
+        scope: str,
+        items: Sequence[tuple[str, ItemState, str | None]],
+        call: str | None = None,
     ) -> None:
         """End items that this attempt began."""
         await self._world.call(
             self._written,
-            lambda db: self._books.end(db, attempt, scope, items),
+            lambda db: self._books.end(db, attempt, scope, items, call),
             False,  # noqa: FBT003 -- a door takes arguments by position
         )
 
@@ -164,8 +188,17 @@ class SqliteLedger:
         )
         return [JobRecord(*row) for row in rows]
 
+    @property
+    def desk(self) -> Desk | None:
+        """What a transaction for user code is made of, where there can be one."""
+        if not self.abilities.transactional:
+            return None
+        return Desk(self._world, self._idle, self._books, self.leases)
+
     async def close(self) -> None:
         """Close the file, and with it the leases."""
+        for file in self._idle:
+            file.close()
         await self.leases.close()
 
     # What runs behind the door: one transaction each.

@@ -76,7 +76,7 @@ class SqliteBooks:
             own,
             blocker=decision.blocker,
             holder=decision.holder,
-            at=decision.at,
+            pause=max(0.0, decision.at - now),
             fresh=decision.change is not None,
         )
 
@@ -159,21 +159,26 @@ class SqliteBooks:
         now, key = self._world.clocks.wall(), self._key(attempt)
         found = db.execute(sql.BEAT, (now, report.done, report.total, *key)).fetchall()
         if not found:
-            return self._stale(db, attempt, "beat")
+            return self.stale(db, attempt, "beat")
         if not self._leases.extend(db, attempt.lease, attempt.nonce, attempt.token, ttl):
             raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
         self._count(db, attempt.key, report)
         return bool(found[0][0])
 
     def save(
-        self, db: Connection, attempt: Attempt, checkpoint: str, report: Report
+        self,
+        db: Connection,
+        attempt: Attempt,
+        checkpoint: str,
+        report: Report,
+        order: int | None = None,
     ) -> bool | RunLost:
-        """Keep a checkpoint."""
+        """Keep a checkpoint, unless a later one is there already."""
         now, key = self._world.clocks.wall(), self._key(attempt)
-        values = (now, report.done, report.total, checkpoint, checkpoint, checkpoint)
+        values = (now, report.done, report.total, *(order, checkpoint) * 3, order)
         found = db.execute(sql.SAVE, (*values, *key)).fetchall()
         if not found:
-            return self._stale(db, attempt, "save")
+            return self.stale(db, attempt, "save")
         self._count(db, attempt.key, report)
         return bool(found[0][0])
 
@@ -188,8 +193,8 @@ class SqliteBooks:
         repeat: bool,
     ) -> list[Found] | RunLost:
         """Begin items, each once however often it is named."""
-        if not self._has(db, attempt):
-            return self._stale(db, attempt, "begin")
+        if not self.has(db, attempt):
+            return self.stale(db, attempt, "begin")
         found = {
             item: self._begin(db, attempt, scope, item, call, repeat=repeat)
             for item in dict.fromkeys(items)
@@ -226,11 +231,12 @@ class SqliteBooks:
         attempt: Attempt,
         scope: str,
         items: Sequence[tuple[str, ItemState, str | None]],
+        call: str | None = None,
     ) -> RunLost | None:
         """End items that this attempt began."""
-        if not self._has(db, attempt):
-            return self._stale(db, attempt, "end")
-        now, ours = self._world.clocks.wall(), (str(attempt.key), attempt.token)
+        if not self.has(db, attempt):
+            return self.stale(db, attempt, "end")
+        now, ours = self._world.clocks.wall(), (str(attempt.key), attempt.token, call)
         for item, state, error in items:
             values = (state.value, error, now, self._namespace, scope, item, *ours)
             db.execute(sql.END, values)
@@ -244,7 +250,7 @@ class SqliteBooks:
         if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
             return Ended(run, freed=False)
         if run is None or not _is_by(run, attempt):
-            return self._stale(db, attempt, "finish")
+            return self.stale(db, attempt, "finish")
         now, settled = self._world.clocks.wall(), in_view_of(run, settled)
         if settled.state in UNFINISHED:
             detail = settled.error or ""
@@ -297,10 +303,11 @@ class SqliteBooks:
         """Return what finds the run of an attempt, as long as the attempt has it."""
         return (self._namespace, *attempt.key, attempt.token, attempt.nonce)
 
-    def _has(self, db: Connection, attempt: Attempt) -> bool:
+    def has(self, db: Connection, attempt: Attempt) -> bool:
+        """Say whether an attempt still has its run."""
         return db.execute(sql.HAS, self._key(attempt)).fetchone() is not None
 
-    def _stale(self, db: Connection, attempt: Attempt, what: str) -> RunLost:
+    def stale(self, db: Connection, attempt: Attempt, what: str) -> RunLost:
         """Record a write that came too late; return what to tell its writer."""
         run = self.find(db, attempt.key)
         if run is None:

@@ -21,7 +21,7 @@ _OTHER_COLUMNS = (
     *("state", "lock", "lease", "token", "nonce", "host", "pid", "version"),
     *("reason", "blocker", "origin", "created_at", "started_at", "ended_at", "not_before"),
     *("beat_at", "cancel_at", "starts", "losses", "releases", "streak", "strikes", "solitary"),
-    *("checkpoint", "done", "total", "result", "error"),
+    *("checkpoint", "done", "total", "result", "error", "saves"),
 )
 _COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
 
@@ -61,13 +61,15 @@ UPDATE fencepost_run
  WHERE {_OURS}
 RETURNING cancel_at"""
 
-# What differs from the last checkpoint is progress: losses in a row are forgotten.
+# What differs from the last checkpoint is progress: losses in a row are forgotten. What arrives
+# after a later save changes neither.
 SAVE = f"""
 UPDATE fencepost_run
    SET beat_at = ?, done = coalesce(?, done), total = coalesce(?, total),
-       streak  = iif(checkpoint IS ?, streak, 0),
-       strikes = iif(checkpoint IS ?, strikes, 0),
-       checkpoint = ?
+       streak     = iif(saves >= ? OR checkpoint IS ?, streak, 0),
+       strikes    = iif(saves >= ? OR checkpoint IS ?, strikes, 0),
+       checkpoint = iif(saves >= ?, checkpoint, ?),
+       saves      = max(saves, coalesce(?, 0))
  WHERE {_OURS}
 RETURNING cancel_at"""
 
@@ -104,7 +106,7 @@ END = """
 UPDATE fencepost_item
    SET state = ?, error = ?, at = ?
  WHERE namespace = ? AND scope = ? AND item = ? AND state = 'begun'
-   AND run = ? AND token = ?"""
+   AND run = ? AND token = ? AND call = coalesce(?, call)"""
 
 _ITEM_COLUMNS = "scope, item, state, token, run, call, at, error"
 

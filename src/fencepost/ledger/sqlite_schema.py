@@ -64,6 +64,7 @@ CREATE TABLE IF NOT EXISTS fencepost_run (
     streak     INTEGER NOT NULL,
     strikes    INTEGER NOT NULL,
     solitary   INTEGER NOT NULL,
+    saves      INTEGER NOT NULL,
     checkpoint TEXT,
     done       INTEGER,
     total      INTEGER,

@@ -107,14 +107,17 @@ class Decision(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A ledger's answer to a claim: the verdict, and the run as it is now."""
+    """A ledger's answer to a claim: the verdict, and the run as it is now.
+
+    ``pause`` is how long it is until the run may be claimed, if that is known.
+    """
 
     verdict: Verdict
     run: RunRecord | None
     grant: Grant | None = None
     blocker: RunRecord | None = None
     holder: Standing | None = None
-    at: float = 0.0
+    pause: float = 0.0
     fresh: bool = False  # for ENDED: this very claim ended it
 
 
@@ -342,6 +345,7 @@ def claimed_record(
         blocker="",
         error=None,
         starts=run.starts + 1,
+        saves=0,
         solitary=run.streak >= SUSPICIOUS and want.can_be_alone,
     )
 

@@ -31,22 +31,26 @@ class Ending(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What is written to the ledger when an attempt ends."""
+    """What is written to the ledger when an attempt ends.
+
+    ``pause`` is how long the next try must wait. It is a length and no instant: by which clock
+    the ledger tells the time, the one who ran the attempt cannot know.
+    """
 
     state: State
     reason: str = ""
-    not_before: float = 0.0
+    pause: float = 0.0
     result: str | None = None
     error: str | None = None
 
 
-def settle(run: RunRecord, ending: Ending, policy: Policy, *, now: float, dice: float) -> Settled:
+def settle(run: RunRecord, ending: Ending, policy: Policy, *, dice: float) -> Settled:
     """Decide what becomes of a run whose attempt ended: over, or another try later."""
     error = None if ending.error is None else ending.error[:LONGEST_ERROR]
     tries_left = run.attempt < policy.retry.attempts
     if ending.state in (State.FAILED, State.TIMED_OUT) and ending.again and tries_left:
         pause = max(policy.retry.pause(run.attempt, dice=dice), ending.after)
-        return Settled(State.WAITING_RETRY, ending.reason, now + pause, None, error)
+        return Settled(State.WAITING_RETRY, ending.reason, pause, None, error)
     return Settled(ending.state, ending.reason, 0.0, ending.result, error)
 
 
@@ -66,7 +70,7 @@ def ended_record(run: RunRecord, settled: Settled, *, now: float) -> RunRecord:
     return run._replace(
         state=settled.state,
         reason=settled.reason,
-        not_before=settled.not_before,
+        not_before=now + settled.pause if settled.pause else 0.0,
         ended_at=now if settled.state.terminal else 0.0,
         beat_at=now,
         result=settled.result,

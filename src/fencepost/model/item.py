@@ -82,12 +82,14 @@ def once_each(items: Sequence[str], found: dict[str, Found]) -> list[Found]:
     return answer
 
 
-def begun_by(known: ItemRecord, *, key: str, token: int) -> bool:
+def begun_by(known: ItemRecord, *, key: str, token: int, call: str | None = None) -> bool:
     """Say whether an item is open, and in the hands of this very attempt.
 
-    The token alone would not tell: it is only unique among those of one lease.
+    The token alone would not tell: it is only unique among those of one lease. The attempt alone
+    would not either: an end that arrives late must not end what was begun again since.
     """
-    return known.state is ItemState.BEGUN and (known.run, known.token) == (key, token)
+    begun = known.state is ItemState.BEGUN and (known.run, known.token) == (key, token)
+    return begun and call in (None, known.call)
 
 
 def named(item: object) -> str:

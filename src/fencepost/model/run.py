@@ -85,7 +85,8 @@ class RunRecord(NamedTuple):
     ``lock`` is what it must not overlap with, ``lease`` the lease of its newest attempt (the lock
     itself, or one of its permits). ``starts`` are counted in the claim, before user code. A
     *loss* is an attempt that vanished; ``streak`` counts them since the checkpoint last advanced,
-    ``strikes`` only those that had nobody beside them to blame.
+    ``strikes`` only those that had nobody beside them to blame. ``saves`` is the newest of the
+    attempt's saves that has arrived.
     """
 
     key: RunKey
@@ -114,6 +115,7 @@ class RunRecord(NamedTuple):
     total: int | None = None
     result: str | None = None
     error: str | None = None
+    saves: int = 0
 
     @property
     def attempt(self) -> int:

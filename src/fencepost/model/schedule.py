@@ -6,17 +6,18 @@ Schedules are values. What is wrong with one is said when it is made; afterwards
 from __future__ import annotations
 
 import copy
-import math
 from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
 
 from fencepost.errors import BadDuration, BadSchedule, BadSlot
-from fencepost.model import duration, slot as slots
+from fencepost.model import slot as slots
+from fencepost.model.duration import seconds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import tzinfo
+    from typing import Any
 
     from cronsim import CronSim
 
@@ -25,20 +26,14 @@ if TYPE_CHECKING:
     Instant = datetime | str | float
 
 _ALIASES = {
-    **dict.fromkeys(("@yearly", "@annually"), "0 0 1 1 *"),
+    "@yearly": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
     "@weekly": "0 0 * * 0",
-    **dict.fromkeys(("@daily", "@midnight"), "0 0 * * *"),
+    "@daily": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_NAMES = ["minute", "hour", "day-of-month", "month", "day-of-week"]
-_ALLOWED = [
-    "0 to 59",
-    "0 to 23",
-    "a day its months have, or L",
-    "1 to 12, JAN to DEC",
-    "0 to 7, SUN to SAT",
-]
+_ALIASES |= {"@annually": _ALIASES["@yearly"], "@midnight": _ALIASES["@daily"]}
+_NAMES = ("minute", "hour", "day-of-month", "month", "day-of-week")
 # A leap day can be eight years away, as from 2096 to 2104. The years to ask about are fixed, not
 # "now": what is a schedule today must be one tomorrow. In 28 of them, each date has each weekday.
 _HORIZON, _ASKED = 8, (2000, 2008, 2016, 2024)
@@ -80,11 +75,10 @@ class Schedule:
     _latest = _after
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Schedule) and type(self) is type(other)
-        return same and self._meaning == other._meaning
+        return isinstance(other, Schedule) and self._meaning == other._meaning
 
     def __hash__(self) -> int:
-        return hash((type(self), self._meaning))
+        return hash(self._meaning)
 
     def __setattr__(self, name: str, value: object) -> None:
         if hasattr(self, "_meaning"):
@@ -110,12 +104,11 @@ class Cron(Schedule):
         self._fields, self._zone = _fields(expression), _zone(tz)
         self.expression, self.tz = " ".join(expression.split()), tz
         self._ahead, self._back = _parsed(self.expression, self._fields)
-        walk, minute, hour = self._ahead, self._fields[0], self._fields[1]
-        self._wild = minute[0] == "*" or hour[0] == "*" or len(walk.hours) == 24
+        walk, stars = self._ahead, [field[0] == "*" for field in self._fields]
+        self._wild = tz != "UTC" and (stars[0] or stars[1] or len(walk.hours) == 24)
         weekdays = {0 if day == 7 else day for day in walk.weekdays}
         sets: list[Iterable[object]] = [walk.minutes, walk.hours, walk.days, walk.months, weekdays]
-        wild = self._wild and tz != "UTC"  # where the clocks never change, it makes no difference
-        self._meaning = (*(frozenset(each) for each in sets), walk.day_and, wild, tz)
+        self._meaning = ("cron", *map(frozenset[object], sets), walk.day_and, self._wild, tz)
 
     def __str__(self) -> str:
         return f"cron {self.expression!r} in {self.tz}"
@@ -133,9 +126,8 @@ class Cron(Schedule):
     def _latest(self, second: int) -> int | None:
         here = datetime.fromtimestamp(second, self._zone)
         turn = self._turn(here) if here.fold else None
-        found = None
-        if turn is None or self._wild:
-            found = self._search(here + _SECOND, beyond=second + 1, back=True)
+        due = turn is None or self._wild  # what comes twice is due at the first, unless wild
+        found = self._search(here + _SECOND, beyond=second + 1, back=True) if due else None
         if turn is not None and (found is None or found < turn):
             # The clocks went back a moment ago: what was before is later on their faces.
             ahead = datetime.fromtimestamp(turn - 1, self._zone)
@@ -163,20 +155,16 @@ class Cron(Schedule):
         """Return when a local time is due, in the order of the search."""
         once = int(local.replace(tzinfo=self._zone).timestamp())
         again = int(local.replace(tzinfo=self._zone, fold=1).timestamp())
-        if once == again:
-            return (once,)
         if once > again:  # a gap: the clocks never show it
             return () if self._wild else (self._change(again, once),)
-        if not self._wild:
+        if once == again or not self._wild:
             return (once,)
         return (again, once) if back else (once, again)
 
     def _turn(self, here: datetime) -> int | None:
         """Return when the clocks go back, if they show ``here`` once before that and once after."""
-        other = here.replace(fold=1 - here.fold)
-        if other.utcoffset() == here.utcoffset():
-            return None
-        return self._change(*sorted((int(here.timestamp()), int(other.timestamp()))))
+        once, again = (int(here.replace(fold=fold).timestamp()) for fold in (0, 1))
+        return self._change(once, again) if once < again else None
 
     def _change(self, before: int, after: int) -> int:
         """Return the first second with another offset than ``before``, at the latest ``after``."""
@@ -198,14 +186,14 @@ class Every(Schedule):
     __slots__ = ("interval", "offset")
 
     def __init__(self, interval: Duration, *, anchor: Instant = 0, phase: Duration = 0) -> None:
-        length, shift = _seconds(interval, "every"), _seconds(phase, "phase")
+        length, shift = _whole(interval, "every", seconds), _whole(phase, "phase", seconds)
         if not 1 <= length <= _HORIZON * 365 * 86400:
             raise BadSchedule(f"every is {interval!r}: give 1 s or more, up to {_HORIZON} years")
         if not 0 <= shift < length:
             raise BadSchedule(f"phase is {phase!r}: give less than the interval of {length} s")
-        self.interval = length
-        self.offset = (_instant(anchor, "anchor") + shift) % length
-        self._meaning = (self.interval, self.offset)
+        first = _whole(anchor, "anchor", slots.instant) + shift
+        self.interval, self.offset = length, first % length
+        self._meaning = ("every", self.interval, self.offset)
 
     def __str__(self) -> str:
         shifted = f", shifted by {_words(self.offset)}" if self.offset else ""
@@ -224,8 +212,8 @@ class At(Schedule):
     __slots__ = ("slot",)
 
     def __init__(self, instant: Instant) -> None:
-        self.slot = _instant(instant, "at")
-        self._meaning = (self.slot,)
+        self.slot = _whole(instant, "at", slots.instant)
+        self._meaning = ("at", self.slot)
 
     def __str__(self) -> str:
         return f"once at {slots.shown(self.slot)}"
@@ -265,25 +253,20 @@ def due_slot(schedule: Schedule, now: float, *, early: float = 1.0) -> int | Non
     """Return the slot that a trigger at ``now`` means: the newest, or one that is about to come.
 
     Clocks differ, so a trigger up to ``early`` seconds before a slot means that slot. The tolerance
-    is never more than a tenth of the way from the slot before: of every second, 0.1 s is early and
-    the rest late.
+    is never more than a tenth of the distance between the two: with one each second, 0.1 s.
     """
-    assert early >= 0, early
     newest, coming = schedule.latest(now), schedule.after(now)
-    if coming is None:
-        return newest
-    tolerance = early if newest is None else min(early, (coming - newest) / 10)
-    return coming if coming - now <= tolerance else newest
+    if coming is not None and newest is not None:
+        early = min(early, (coming - newest) / 10)
+    return newest if coming is None or coming - now > early else coming
 
 
 def doubtful(schedule: Schedule) -> str | None:
     """Return a sentence if the schedule probably does not mean what its author does, else None."""
-    if isinstance(schedule, Every) and schedule.interval < 10:
-        return f"{schedule} is often: each slot is a run in the ledger; is 10 s enough?"
     if not isinstance(schedule, Cron):
-        return None
+        often = isinstance(schedule, Every) and schedule.interval < 10
+        return f"{schedule} is often, and each slot a run: is 10 s enough?" if often else None
     walk, (_, hour, day, *rest) = schedule._ahead, schedule._fields  # noqa: SLF001 -- ours
-    shortest = min({2: 28, 4: 30, 6: 30, 9: 30, 11: 30}.get(month, 31) for month in walk.months)
     doubt = None
     narrow = hour if len(walk.hours) < 24 else day
     if len(walk.minutes) == 60 and narrow != "*" and "-" not in narrow:
@@ -291,14 +274,13 @@ def doubtful(schedule: Schedule) -> str | None:
         doubt = f"is due in every minute of its hours: did you mean {meant!r}?"
     elif not walk.day_and:
         doubt = "is due if the day of the month or that of the week matches: did you mean both?"
-    elif len(walk.months) > 1 and min(walk.days) > shortest:
+    elif len(walk.months) == 12 and min(walk.days) > 28:
         doubt = f"leaves out months without a day {min(walk.days)}: write L for the last day"
     return f"{schedule} {doubt}" if doubt else None
 
 
 def _second(instant: float) -> int:
-    """Return the whole second of ``instant``, kept within the calendar: infinity is its end."""
-    return math.floor(min(max(instant, -1), _END - 1))
+    return int(min(max(instant, -1), _END - 1) // 1)  # infinity is the calendar's end
 
 
 def _words(length: int) -> str:
@@ -306,27 +288,17 @@ def _words(length: int) -> str:
     return next(f"{length // size} {unit}" for size, unit in units if length % size == 0)
 
 
-def _seconds(value: Duration, what: str) -> int:
+def _whole(value: Any, what: str, read: Callable[[Any], float]) -> int:
     try:
-        return _whole(duration.seconds(value, what=what), f"{what} is {value!r}")
-    except BadDuration as error:
-        raise BadSchedule(str(error)) from None
-
-
-def _instant(value: Instant, what: str) -> int:
-    try:
-        whole = slots.instant(value)
-    except BadSlot as error:
-        raise BadSchedule(f"{what}: {error}") from None
-    if whole >= _END:
-        raise BadSchedule(f"{what} is {value!r}: give an instant before the year 9999")
+        number = read(value)
+    except (BadDuration, BadSlot) as error:
+        wrong = str(error).partition(" is ")[2]  # they cannot know what it is for
+        raise BadSchedule(f"{what} is {wrong}") from None
     exact = value.timestamp() if isinstance(value, datetime) else value
-    return whole if isinstance(exact, str) else _whole(exact, f"{what} is {value!r}")
-
-
-def _whole(number: float, said: str) -> int:
-    if abs(number - round(number)) > 1e-6:  # which forgives what 0.55 h is in binary
-        raise BadSchedule(f"{said}: slots are whole seconds, so leave the fraction out")
+    if abs((exact if isinstance(exact, float) else number) - round(number)) > 1e-7:  # or 0.55 h
+        raise BadSchedule(f"{what} is {value!r}: slots are whole seconds, leave the fraction out")
+    if number >= _END:
+        raise BadSchedule(f"{what} is {value!r}: the calendar ends with the year 9998")
     return round(number)
 
 
@@ -354,14 +326,14 @@ def _parsed(expression: str, fields: list[str]) -> tuple[CronSim, CronSim]:
     try:
         ahead, back = CronSim(text, start), CronSim(text, start, reverse=True)
     except CronSimError as error:
-        which = _NAMES.index(str(error).removeprefix("Bad "))
-        bad = f"a bad {_NAMES[which]}, {fields[which]!r}: write {_ALLOWED[which]}"
-        raise BadSchedule(f"cron {expression!r} has {bad}") from None
+        name = str(error).removeprefix("Bad ")
+        wrong = f"has a bad {name}, {fields[_NAMES.index(name)]!r}"
+        raise BadSchedule(f"cron {expression!r} {wrong}: write numbers that exist there") from None
     for year in _ASKED:
         found = next(CronSim(text, start.replace(year=year) - _SECOND), None)
         if found is None or found.year >= year + _HORIZON:
-            within = f"within {_HORIZON} years"
-            raise BadSchedule(f"cron {expression!r} is not due {within}: check its days and months")
+            wrong = f"is not due within {_HORIZON} years: check its days and months"
+            raise BadSchedule(f"cron {expression!r} {wrong}")
     return ahead, back
 
 
@@ -371,8 +343,7 @@ def _zone(tz: str) -> tzinfo:
     from zoneinfo import ZoneInfo  # 4 ms, for those who leave UTC
 
     try:
-        # "localtime" is whatever this host thinks, and "right/" counts leap seconds.
-        if tz != "localtime" and not tz.startswith("right/"):
+        if tz != "localtime" and not tz.startswith("right/"):  # this host's; with leap seconds
             return ZoneInfo(tz)
     except (AttributeError, LookupError, OSError, TypeError, ValueError):
         pass

@@ -86,8 +86,12 @@ _NAMES = (
     r"|(?<!fencepost_)token(?!s\b|i[sz])|credentials?|api[_-]?key"
     r"|(?:access|account|auth|private|signing|encryption|shared)[_-]?key)"
 )
-_VALUE = r"(?:[bru]{0,2}\"((?:[^\"\\\r\n]|\\.)*)|[bru]{0,2}'((?:[^'\\\r\n]|\\.)*)|([^\s&]+))"
-# A pair, as in shells, JSON, YAML, Python: quoted up to the quote, else one word.
+# Quoted up to the quote, else one word; but of "secret: password: x" the last one.
+_VALUE = (
+    r"(?:[bru]{0,2}\"((?:[^\"\\\r\n]|\\.)*)|[bru]{0,2}'((?:[^'\\\r\n]|\\.)*)"
+    r"|((?:[^\s&]*[:=][ \t]{1,8})?[^\s&]+))"
+)
+# As in shells, JSON, YAML, Python.
 _PAIR = (
     rf"{_NAMES}[\w.-]{{0,64}}\\?[\"'\])}}]{{0,3}}[ \t]{{0,8}}(?:=>|:=|==?|:)[ \t]{{0,8}}{_VALUE}"
 )

@@ -57,6 +57,12 @@ class Guarded:
         """How the command ended, as a shell would say it."""
         return shell_code(_KILLED if self._code is None else self._code)
 
+    @property
+    def signal(self) -> int:
+        """The number of the signal that ended the command; 0 if none did."""
+        raw = _KILLED if self._code is None else self._code
+        return max(0, -raw)
+
     def extend(self, ask_at: float, kill_at: float) -> None:
         """Tell both guards until when the command may run."""
         for post in (self._to_guardian, self._to_sentinel):

@@ -45,6 +45,7 @@ class Tee:
         reads, self.stderr = os.pipe()
         self._err = _Strand(reads, err)
         self._hears, self._wakes = os.pipe()
+        self._ours = [self._out.reads, self._err.reads, self._hears, self._wakes]
 
     def begin(self) -> None:
         """Begin to copy. Nothing may be forked from now on."""
@@ -59,13 +60,14 @@ class Tee:
     def finish(self) -> None:
         """Put on record what is still in the pipes, and nothing that comes later. Never blocks."""
         with self._lock:
-            if not self._over:
-                self._over = True
-                for strand in (self._out, self._err):
-                    left = _MOST_LEFT
-                    while left > 0 and (chunk := self._take(strand)):
-                        left -= len(chunk)
-                self._braid.end()
+            if self._over:
+                return
+            self._over = True
+            for strand in (self._out, self._err):
+                left = _MOST_LEFT
+                while left > 0 and (chunk := self._take(strand)):
+                    left -= len(chunk)
+            self._braid.end()
         os.write(self._wakes, b"\n")
 
     def close(self, *, patience: float | None = 5.0) -> bool:
@@ -79,8 +81,8 @@ class Tee:
             self._thread.join(patience)
             if self._thread.is_alive():
                 return False  # and its descriptors stay open, for it will use them
-        for fd in (self._out.reads, self._err.reads, self._hears, self._wakes):
-            os.close(fd)
+        while self._ours:
+            os.close(self._ours.pop())
         return True
 
     def _copy(self) -> None:

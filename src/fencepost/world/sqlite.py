@@ -103,6 +103,35 @@ class SqliteFile:
                 self._sync()
             return result
 
+    def begin(self, *, patience: float) -> sqlite3.Connection:
+        """Begin a write transaction that stays open, with the turn taken, until ``finish``.
+
+        This file no longer closes its connection for a fork meanwhile: it cannot. Whoever forks
+        now must leave the copy alone, see ``carry_over``.
+        """
+        turn = self._turn
+        turn.__enter__()
+        begun = False
+        try:
+            connection = self._open(patience)
+            self._until_free(connection, _begin, patience)
+            begun = True
+        finally:
+            if not begun:
+                turn.__exit__(None, None, None)
+        _files.discard(self)
+        return connection
+
+    def finish(self, connection: sqlite3.Connection, *, commit: bool) -> None:
+        """End what ``begin`` began."""
+        try:
+            if commit:
+                self._commit(connection, PATIENCE)
+        finally:
+            _roll_back(connection)
+            _files.add(self)
+            self._turn.__exit__(None, None, None)
+
     def forget(self) -> None:
         """Start anew in a forked child, without touching what belongs to the parent."""
         if self._connection is not None:
@@ -288,6 +317,11 @@ def _configure(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA trusted_schema=OFF")
+
+
+def carry_over(connection: sqlite3.Connection) -> None:
+    """Keep a connection that a fork has copied, so that nothing ever uses or closes it here."""
+    _carried_over.append(connection)
 
 
 def _begin(connection: sqlite3.Connection) -> None:
