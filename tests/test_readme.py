@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fencepost.model.run import diagram
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -18,7 +20,7 @@ def examples(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/testing.md", "docs/jobs.md", "docs/effects.md"])
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     found = examples(page)
     assert found, f"{page} has no example"
@@ -51,3 +53,8 @@ def test_the_two_commands_are_on_the_first_screen() -> None:
     first = (ROOT / "README.md").read_text().splitlines()[:45]
     assert any("make demo" in line for line in first)
     assert any("make test" in line for line in first)
+
+
+def test_the_diagram_of_a_runs_lives_is_made_from_the_table() -> None:
+    (shown,) = re.findall(r"```mermaid\n(.*?)\n```", (ROOT / "docs/jobs.md").read_text(), re.DOTALL)
+    assert shown == diagram()

@@ -82,12 +82,15 @@ def facts(event: LeaseEvent | JobEvent) -> tuple[str, dict[str, object]]:
 
 
 def quoted(value: str) -> str:
-    """Quote a value if a reader of ``key=value`` pairs could misread it."""
-    plain = value and not any(c in value for c in ' "=\n\r\t')
-    if plain:
+    """Quote a value if a reader of ``key=value`` pairs, or a terminal, could misread it."""
+    if value and value.isprintable() and not any(c in value for c in ' "='):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
+    for mark, word in (("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
+        escaped = escaped.replace(mark, word)
+    if not escaped.isprintable():  # a colour or a cursor movement must not reach a terminal
+        escaped = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in escaped)
+    return f'"{escaped}"'
 
 
 def logger_of(job: str, run_id: str) -> logging.LoggerAdapter[logging.Logger]:
