@@ -23,7 +23,7 @@ check: .venv/dev            ## format, lint, types, tidiness
 bench: .venv/dev            ## costs as ratios to the raw driver, interleaved in one run
 	@$(BIN)/python bench/run.py
 
-simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fault
+simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fault: leases, runs, races
 	@$(BIN)/fencepost simulate --seeds $(SEEDS)
 
 soak: .venv/dev            ## what is too long for every day: 100,000 seeds on both stores

@@ -53,7 +53,7 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
 
     def stop() -> None:
         if not why:
-            why.append(_reason(course))
+            why.append(why_stopped(course) or _out_of_time(course))
             task.cancel(str(why[0]))
 
     def from_any_thread() -> None:
@@ -76,13 +76,17 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
         course.on_stop.remove(from_any_thread)
 
 
-def _reason(course: Course) -> BaseException:
-    """Return why a body must not go on."""
-    if course.hold.why_lost is not None:
-        hold = course.hold
-        return LeaseLost(hold.name, token=hold.token, reason=hold.why_lost or "")
+def why_stopped(course: Course) -> BaseException | None:
+    """Return why a body must not go on; None if it may."""
+    hold = course.hold
+    if hold.why_lost is not None:
+        return LeaseLost(hold.name, token=hold.token, reason=hold.why_lost)
     if course.cancelled:
         return RunCancelled(str(course.run.key))
+    return _out_of_time(course) if course.late else None
+
+
+def _out_of_time(course: Course) -> RunTimedOut:
     return RunTimedOut(str(course.run.key), timeout=course.policy.timeout or 0.0)
 
 

@@ -79,6 +79,8 @@ class Declares:
 
         def declaring(function: F) -> F:
             job = declare(name, function, declared, schedule=schedule, policy=policy)
+            if isolation == "process":
+                working.refuse_isolation(job, bound=False)
             working.registry.add(job)
             return function
 

@@ -3,7 +3,7 @@
 FencepostError
 ├── Refused            nothing changed         LeaseHeld  TokenStale  TokenRegressed
 │                                                  LedgerDoubtful
-├── Lost               it was ours, no more    LeaseLost  RunLost
+├── Lost               it was ours, no more    LeaseLost  RunLost  RunCrashed
 ├── Stopped            it is ours: end it now  RunCancelled  RunTimedOut
 ├── OutcomeUnknown     it may have happened    ask again with the same nonce
 ├── StoreUnavailable   it did not happen       worth asking again
@@ -96,6 +96,14 @@ class RunLost(Lost):
 
     def __init__(self, run: str, *, token: int, reason: str) -> None:
         super().__init__(f"run {run!r} (token {token}) is lost: {reason}")
+        self.run, self.token, self.reason = run, token, reason
+
+
+class RunCrashed(Lost):
+    """The process of an isolated body died without a word. The attempt counts as a loss."""
+
+    def __init__(self, run: str, *, token: int, reason: str) -> None:
+        super().__init__(f"run {run!r} (token {token}) has crashed: {reason}")
         self.run, self.token, self.reason = run, token, reason
 
 

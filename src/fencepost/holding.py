@@ -195,6 +195,11 @@ class Holding:
         _everywhere.discard(self)
 
     @property
+    def source(self) -> str | Callable[[World, str], LeaseStore]:
+        """By what the store is opened: a URL, or a function."""
+        return self._source
+
+    @property
     def store(self) -> LeaseStore:
         """The store that this face asks."""
         return self._store

@@ -6,13 +6,16 @@ import os
 from functools import partial
 
 from fencepost.bodies import in_a_thread, kept_result, on_a_loop, supervised
-from fencepost.errors import Misuse
+from fencepost.errors import FencepostError, Misuse
 from fencepost.flows.acquire import Granted
 from fencepost.flows.attempt import attempt
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
-from fencepost.flows.trigger import Errand, trigger
+from fencepost.flows.release import release
+from fencepost.flows.trigger import Crashed, Errand, trigger
 from fencepost.holding import HOST, operator_here
+from fencepost.importing import refuse_while_loading
+from fencepost.isolated import carried_apart, refusal
 from fencepost.jobs import Registry, run_key, window_of
 from fencepost.lease import Lease
 from fencepost.ledger.open import ledger_of
@@ -71,6 +74,12 @@ class Working:
         offered = tier_of(exclusive=exclusive, transactional=transactional)
         return refuse_less(job, needs=needs, idempotent=idempotent, offered=offered)
 
+    def refuse_isolation(self, job: Job, *, bound: bool = True) -> None:
+        """Raise if a job is to have a process of its own and cannot."""
+        refused = refusal(job, self._holding, self._world, bound=bound)
+        if refused is not None:
+            raise refused
+
     async def trigger(
         self,
         job: str | Callable[..., Any],
@@ -81,7 +90,10 @@ class Working:
         trigger_name: str = "trigger",
     ) -> Outcome:
         """Claim the run that is meant, see it through, and say what became of it."""
+        refuse_while_loading(job)
         found = self.registry.find(job)
+        if found.isolation == "process":
+            self.refuse_isolation(found)
         if manual and slot is not None:
             raise Misuse("a manual run is its own: give either slot=… or manual=True")
         patience = None if wait is None else seconds(wait, what="wait")
@@ -133,14 +145,19 @@ class Working:
                 job.policy,
                 job.lock_of(key.slot),
                 "manual" if key.manual else trigger_name,
-                can_be_alone=job.isolation == "process" or self._active == 0,
+                can_be_alone=self._active == 0 or self._can_be_apart(job),
                 new=new,
             )
 
         carry_out = partial(self._carry_out, job)
         return Errand(want, carry_out, self._holding.keeper.abandon, patience)
 
-    async def _carry_out(self, job: Job, claimed: Claimed, sent: float) -> RunRecord | None:
+    def _can_be_apart(self, job: Job) -> bool:
+        return refusal(job, self._holding, self._world) is None
+
+    async def _carry_out(
+        self, job: Job, claimed: Claimed, sent: float
+    ) -> RunRecord | Crashed | None:
         """Attempt what was claimed, with its lease kept meanwhile."""
         run, grant = claimed.run, claimed.grant
         assert run is not None, "what was claimed has a record"
@@ -175,13 +192,33 @@ class Working:
             self._active -= 1
             hold.released = True
             keeper.charges.remove(hold)
-            if ended is None:  # whatever became of it, nobody here needs the lease any more
+            # Whatever became of it, nobody here needs the lease any more.
+            if ended is None and course.crashed is None:
                 keeper.abandon(hold.name, hold.nonce)
+        if ended is None and course.crashed is not None:
+            return await self._crashed(course, course.crashed)
         return ended
+
+    async def _crashed(self, course: Course, how: str) -> Crashed:
+        """Give back the lease of an attempt that is surely over: the next may be claimed."""
+        try:
+            token = course.attempt.token
+            await self.ledger.note(course.run.key, "crashed", token=token, detail=how)
+        except FencepostError:
+            pass  # only a note: the loss itself is counted by the next claim
+        finally:
+            abandon = self._holding.keeper.abandon
+            await release(self._world, self._holding.store, course.hold, abandon=abandon)
+        return Crashed(how)
 
     async def _body(self, job: Job, lease: Lease, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
-        result = kept_result(await self._carried(_Bound(job, lease, course)))
+        # A run in trouble is kept away from its neighbours, if it can be.
+        if job.isolation == "process" or (course.run.solitary and self._can_be_apart(job)):
+            window = window_of(job, course.run.key.slot)
+            result = await carried_apart(self._world, course, job, self._holding, window=window)
+        else:
+            result = kept_result(await self._carried(_Bound(job, lease, course)))
         course.returned.append(result)
         return result
 

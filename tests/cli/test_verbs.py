@@ -150,7 +150,8 @@ def test_without_a_verb_it_is_a_usage_error(kit: Kit) -> None:
 def test_help_lists_every_verb(kit: Kit) -> None:
     done = kit.fencepost("--help")
     assert done.returncode == 0
-    for verb in ("exec", "locks", "lock", "migrate", "demo", "simulate"):
+    seeing = ("status", "list", "runs", "slots", "logs", "cancel", "resume")
+    for verb in ("exec", *seeing, "locks", "lock", "migrate", "demo", "simulate"):
         assert re.search(rf"^    {verb} ", done.stdout, re.MULTILINE), verb
 
 

@@ -358,6 +358,12 @@ def test_a_claim_that_comes_back_after_its_lease_ended_starts_nothing_again() ->
     assert asked(want(), lost()._replace(holder=US)).verdict is Verdict.BUSY
 
 
+@pytest.mark.parametrize("state", [State.PENDING, State.WAITING_RETRY])
+def test_a_request_that_was_long_under_way_gets_no_second_attempt(state: State) -> None:
+    ended = released()._replace(state=state, holder=US)
+    assert asked(want(), ended).verdict is Verdict.BUSY
+
+
 def test_an_attempt_that_is_alive_is_left_alone_and_named() -> None:
     theirs = lost()
     decision = asked(want(), theirs, lease=held_by(theirs))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 from planted import PLANTED
+from planted_runs import PLANTED as PLANTED_IN_RUNS
 
 from fencepost.flows import keep
 from fencepost.model import lease
 from fencepost.testing.checker import check
+from fencepost.testing.run_checker import check_runs
 from fencepost.testing.simulator.cluster import Parts, simulate
+from fencepost.testing.simulator.runs import RunParts, simulate_race, simulate_runs
 
 WITHIN = 1000
 
@@ -16,6 +19,24 @@ WITHIN = 1000
 @pytest.mark.parametrize(("rule", "parts"), PLANTED.values(), ids=PLANTED.keys())
 def test_a_planted_bug_is_caught(rule: str, parts: Parts) -> None:
     assert caught(rule, parts) is not None
+
+
+@pytest.mark.parametrize(("rule", "parts"), PLANTED_IN_RUNS.values(), ids=PLANTED_IN_RUNS.keys())
+def test_a_bug_that_is_planted_in_a_ledger_is_caught(rule: str, parts: RunParts) -> None:
+    assert any(
+        violation.rule == rule
+        for seed in range(WITHIN)
+        for violation in check_runs(simulate_runs(seed, parts=parts))
+    )
+
+
+def test_a_success_that_overwrites_cancelled_is_caught_where_both_race() -> None:
+    _, parts = PLANTED_IN_RUNS["a late success overwrites cancelled"]
+    assert any(
+        violation.rule == "lives"
+        for seed in range(WITHIN)
+        for violation in check_runs(simulate_race(seed, parts=parts))
+    )
 
 
 @pytest.mark.parametrize("constant", ["MARGIN", "DRIFT"])

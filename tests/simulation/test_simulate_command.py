@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import planted_runs
 import pytest
 from planted import CHECK_THEN_SET
 
 from fencepost.cli import simulate as command
 from fencepost.cli.main import main
 from fencepost.testing.history import Event, from_lines
+from fencepost.testing.simulator import runs
 from fencepost.testing.simulator.cluster import simulate
 
 if TYPE_CHECKING:
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], list[Event]]:
-    def history(seed: int, _store: str) -> list[Event]:
-        return simulate(seed, parts=CHECK_THEN_SET)
+def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], list[Event]]:
+    def history(of: str, seed: int, _store: str) -> list[Event]:
+        return simulate(seed, parts=CHECK_THEN_SET) if of == "leases" else []
 
     monkeypatch.setattr(command, "_history", history)
     return history
@@ -29,7 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], list[Event]
 def test_clean_seeds_end_with_one_line_and_zero(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--seeds", "5", "--jobs", "1"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("5 seeds, 0 violations, ")
+    assert out.startswith("5 seeds of leases, runs, races: 0 violations, ")
     assert out.count("\n") == 1
     assert err == ""
 
@@ -43,24 +45,28 @@ def test_quiet_and_clean_says_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_violation_is_explained_and_can_be_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--first", "3", "--seeds", "5", "--jobs", "1"]) == 1
     out, _ = capsys.readouterr()
-    assert out.startswith("seed 3: one holder: ")
+    assert out.startswith("seed 3 of leases: one holder: ")
     assert "granted" in out
-    assert "replay: fencepost simulate --first 3 --seeds 1 --store memory --history" in out
+    assert "replay: fencepost simulate --of leases --first 3 --seeds 1 --store memory" in out
     assert "also violated by: " in out
-    assert out.splitlines()[-1].startswith("5 seeds, ")
+    assert out.splitlines()[-1].startswith("5 seeds of ")
 
 
 @pytest.mark.usefixtures("planted")
 def test_json_tells_the_seed_and_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--seeds", "1", "--jobs", "1", "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
-    assert [(one["seed"], one["rule"]) for one in answer["violations"]] == [(0, "one holder")]
+    found = [(one["of"], one["seed"], one["rule"]) for one in answer["violations"]]
+    assert found == [("leases", 0, "one holder")]
 
 
 def test_a_history_can_be_read_back_from_what_was_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["simulate", "--first", "2", "--seeds", "1", "--history", "--json"]) == 0
+    assert (
+        main(["simulate", "--of", "leases", "--first", "2", "--seeds", "1", "--history", "--json"])
+        == 0
+    )
     assert from_lines(capsys.readouterr().out.splitlines()) == simulate(2)
 
 
@@ -70,9 +76,9 @@ def test_a_replay_shows_the_whole_history_and_every_violation(
 ) -> None:
     assert main(["simulate", "--seeds", "1", "--history"]) == 1
     out, _ = capsys.readouterr()
-    assert out.startswith("seed 0\n")
+    assert out.startswith("seed 0 of leases\n")
     assert "ended" in out
-    assert "seed 0: one holder: " in out
+    assert "seed 0 of leases: one holder: " in out
 
 
 @pytest.mark.parametrize("flag", ["--seeds", "--jobs"])
@@ -81,3 +87,20 @@ def test_less_than_one_is_refused(flag: str, capsys: pytest.CaptureFixture[str])
         main(["simulate", flag, "0"])
     assert refused.value.code == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_a_simulation_may_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--of", "races", "--seeds", "5", "--jobs", "1"]) == 0
+    assert capsys.readouterr().out.startswith("5 seeds of races: 0 violations, ")
+
+
+def test_a_broken_promise_about_a_run_is_explained_with_what_happened_to_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, parts = planted_runs.PLANTED["a take-over keeps the token"]
+    monkeypatch.setattr(runs, "MEMORY", parts)
+    assert main(["simulate", "--of", "runs", "--seeds", "20", "--jobs", "1"]) == 1
+    out, _ = capsys.readouterr()
+    assert ": tokens grow: " in out
+    assert "claimed" in out
+    assert "replay: fencepost simulate --of runs --first " in out

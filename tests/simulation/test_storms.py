@@ -33,13 +33,13 @@ def explained(seed: int, history: list[Event]) -> str:
 @pytest.mark.parametrize(("store", "seeds"), [("memory", SEEDS), ("sqlite", SEEDS // 8)])
 def test_no_seed_breaks_a_promise(store: str, seeds: int) -> None:
     run = subprocess.run(
-        [*COMMAND, "simulate", "--seeds", str(seeds), "--store", store],
+        [*COMMAND, "simulate", "--of", "leases", "--seeds", str(seeds), "--store", store],
         capture_output=True,
         check=False,
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.startswith(f"{seeds} seeds, 0 violations, ")
+    assert run.stdout.startswith(f"{seeds} seeds of leases: 0 violations, ")
 
 
 def test_what_is_found_does_not_depend_on_how_many_look_for_it() -> None:
@@ -70,7 +70,7 @@ def test_the_same_seed_gives_the_same_history_to_the_byte(store: str) -> None:
             [
                 *COMMAND,
                 "simulate",
-                *f"--first 7 --seeds 9 --store {store} --history --json".split(),
+                *f"--of leases --first 7 --seeds 9 --store {store} --history --json".split(),
             ],
             capture_output=True,
             check=True,

@@ -1,5 +1,7 @@
 """``fencepost exec NAME -- command`` runs a command only while it holds a lease.
 
+With a slot it is the run of a job, once per slot and on record: see ``exec_job.py``.
+
 The exit code is the command's own, or 128 + n if signal n ended it. If it was not run: 75 because
 the lease is held, 69 because the store cannot be reached, 127 and 126 as in a shell. The command
 finds its fencing token in $FENCEPOST_TOKEN. It has no controlling terminal: it runs in a session of
@@ -60,6 +62,20 @@ def register(subparsers: Subparsers) -> None:
     add("--limit", type=int, metavar="N", help="let N commands of this name run at once")
     add("--held-exit", type=int, default=HELD, metavar="CODE", help="exit code if held (75)")
     add("--grace", default="5s", help="from SIGTERM to SIGKILL for what outlives the command (5s)")
+    add = parser.add_argument_group("as the run of a job, once per slot and on record").add_argument
+    add("--slot", metavar="INSTANT", help="run this slot, such as 2026-01-20T02:00:00Z")
+    add("--cron", metavar="EXPR", help="run the newest slot that is due by a cron expression")
+    add("--tz", metavar="ZONE", help="whose clocks the cron expression means (UTC)")
+    add("--every", metavar="DURATION", help="run the newest slot that is due each 15m, 1h, …")
+    add("--manual", action="store_true", help="a run of its own, besides all slots")
+    add("--overlap", metavar="WORD", help="if another run is active: skip, reschedule, fail, …")
+    add("--retry", metavar="N", help="try N times in all (1)")
+    add("--retry-pause", metavar="DURATION", help="before the second try; then it doubles (10s)")
+    add("--timeout", metavar="DURATION", help="end an attempt after this long, or 'none' (1h)")
+    add("--on-loss", metavar="WORD", help="if an attempt vanished: resume (default), or fail")
+    add(
+        "--verbose", action="store_true", help="log lines on standard error; so does $FENCEPOST_LOG"
+    )
     parser.set_defaults(run=run)
 
 
@@ -69,6 +85,11 @@ def run(args: argparse.Namespace) -> int:
     if not os.path.exists("/proc/self/stat"):
         raise Misuse("exec needs Linux's /proc, by which it finds what a command has started")
     _open_standard_streams()
+    if args.manual or not args.slot is args.cron is args.every is None:
+        from fencepost.cli.exec_job import run_job  # a ledger and schedules: only if asked for
+
+        return run_job(args, wanted)
+    _refuse_words_of_jobs(args)
     world = BlockingWorld()
     store = opened(args, world)
     errand = _Errand(world, store, wanted)
@@ -78,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.quiet:
             say(_who_has_it(held, now=world.clocks.wall()))
         return wanted.held_exit
-    except _Interrupted as interrupted:
+    except Interrupted as interrupted:
         return 128 + interrupted.signum
     except FencepostError as error:
         if args.debug:
@@ -101,7 +122,7 @@ class Wanted(NamedTuple):
     held_exit: int
 
 
-class _Interrupted(BaseException):
+class Interrupted(BaseException):
     """A signal came while there was no command yet to forward it to; like KeyboardInterrupt."""
 
     def __init__(self, signum: int) -> None:
@@ -137,7 +158,7 @@ class _Errand:
             )
             granted = asked(flow)
             self._granted = True
-        except (_Interrupted, OutcomeUnknown):
+        except (Interrupted, OutcomeUnknown):
             self._granted = True  # from here on signals only pile up
             self._give_back()
             raise
@@ -156,7 +177,7 @@ class _Errand:
         try:
             command = self._command = start(
                 wanted.command,
-                environment=_environment(hold),
+                environment=environment_of(hold),
                 nonce=hold.nonce,
                 lifeline=getattr(self._store, "lifeline", _none)(),
                 until=must_end(hold.trust, ends=hold.ends, notice=notice),
@@ -174,8 +195,7 @@ class _Errand:
         command.close()  # only now: the guardian takes a moment to vanish, and others wait
         if command.failed:
             say(f"{wanted.command[0]!r} was not run: {os.strerror(command.failed)}")
-            missing = command.failed in (errno.ENOENT, errno.ENOTDIR)
-            return NOT_FOUND if missing else NOT_EXECUTABLE
+            return code_of_failure(command.failed)
         if ended.why is not None:
             what = "lost" if hold.why_lost is not None else "in danger"
             end = "was stopped" if ended.stopped else "had ended by itself"
@@ -190,7 +210,7 @@ class _Errand:
         elif self._granted:
             self._early.append(signum)
         else:
-            raise _Interrupted(signum)
+            raise Interrupted(signum)
 
     def _release(self, hold: Hold) -> bool:
         kept = finish(release(self._world, self._store, hold, abandon=_leave_it))
@@ -232,7 +252,25 @@ def _wanted(args: argparse.Namespace) -> Wanted:
     )
 
 
-def _environment(hold: Hold) -> dict[str, str]:
+def code_of_failure(number: int) -> int:
+    """Return the exit code of a shell for a command that could not be started."""
+    return NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE
+
+
+def _refuse_words_of_jobs(args: argparse.Namespace) -> None:
+    """Refuse words that would be without effect, rather than let them be believed in."""
+    words = ("tz", "overlap", "retry", "retry_pause", "timeout", "on_loss")
+    given = next((word for word in words if getattr(args, word) is not None), None)
+    if args.verbose:
+        given = "verbose"
+    if given is not None:
+        raise Misuse(
+            f"--{given.replace('_', '-')} is for the run of a job: say which slot with --slot, "
+            "--cron, --every or --manual"
+        )
+
+
+def environment_of(hold: Hold) -> dict[str, str]:
     """Return what the command gets to know, and the mark by which its children are recognised."""
     environment = dict(os.environ)
     outer = environment.get("FENCEPOST_NONCE")

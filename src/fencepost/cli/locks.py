@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 
 from fencepost.cli.asking import asked, opened, url_of
 from fencepost.cli.main import FINE, REFUSED, say
+from fencepost.cli.showing import print_json, print_table
 from fencepost.errors import TokenStale
 from fencepost.model.duration import shown
 from fencepost.world.blocking import BlockingWorld
@@ -47,11 +46,9 @@ def show(args: argparse.Namespace) -> int:
     views = [view for view in asked(store.views()) if view.held or args.all]
     asked(store.close())
     if args.json:
-        import json  # not needed for the table
-
-        print(json.dumps([_plain(view) for view in views], indent=2))
+        print_json([_plain(view) for view in views])
     elif views:
-        _print_table([_row(view) for view in views], args)
+        print_table(_HEADINGS, [_row(view) for view in views], args)
     elif not args.quiet:
         print("nothing is held")
     return FINE
@@ -105,16 +102,3 @@ def _row(view: View) -> tuple[str, ...]:
         str(view.token),
         _ALIVE[view.alive] if view.held else "-",
     )
-
-
-def _print_table(rows: list[tuple[str, ...]], args: argparse.Namespace) -> None:
-    table = rows if args.quiet else [_HEADINGS, *rows]
-    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        line = "  ".join(cells).rstrip()
-        print(f"\033[1m{line}\033[0m" if row is _HEADINGS and _colourful(args) else line)
-
-
-def _colourful(args: argparse.Namespace) -> bool:
-    return sys.stdout.isatty() and not args.no_color and "NO_COLOR" not in os.environ

@@ -25,6 +25,13 @@ FINE, WRONG, USAGE, UNREACHABLE, REFUSED = range(5)
 
 _VERBS = {
     "exec": "fencepost.cli.exec",
+    "status": "fencepost.cli.status",
+    "list": "fencepost.cli.jobs",
+    "runs": "fencepost.cli.runs",
+    "slots": "fencepost.cli.runs",
+    "logs": "fencepost.cli.logs",
+    "cancel": "fencepost.cli.runs",
+    "resume": "fencepost.cli.jobs",
     "locks": "fencepost.cli.locks",
     "lock": "fencepost.cli.locks",
     "migrate": "fencepost.cli.migrate",

@@ -1,5 +1,6 @@
 """``fencepost simulate`` runs the production flows through storms of faults, one for each seed.
 
+There are three: of leases, of whole runs, and of a run's end that races with those who cancel it.
 A seed that breaks a promise is shown with what led to it, and with the command that replays it.
 What is found does not depend on how many processes look for it.
 """
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from fencepost.testing.history import Event
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
-    # How many seeds, how many events, and which seeds broke which promise first.
-    Found = tuple[int, int, list[tuple[int, Violation]]]
+    # Some seeds of one simulation: of what, on which store, the first, and how many.
+    Stretch = tuple[str, str, int, int]
+    # How many events there were, and which seeds broke which promise first.
+    Found = tuple[Stretch, int, list[tuple[int, Violation]]]
 
+SIMULATIONS = ("leases", "runs", "races")
 _STRETCH = 100
 _BAR = 30
 
@@ -30,7 +34,8 @@ def register(subparsers: Subparsers) -> None:
         "simulate", help="storms of faults in virtual time, checked against every promise"
     )
     add = parser.add_argument
-    add("--seeds", type=_positive, default=1000, metavar="N", help="how many (1000)")
+    add("--of", choices=(*SIMULATIONS, "all"), default="all", help="which simulation (all)")
+    add("--seeds", type=_positive, default=1000, metavar="N", help="how many of each (1000)")
     add("--first", type=int, default=0, metavar="SEED", help="the first of them (0)")
     add("--store", choices=("memory", "sqlite"), default="memory", help="which store serves")
     add("--jobs", type=_positive, default=2, metavar="J", help="how many processes (2)")
@@ -40,38 +45,45 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the seeds; return 1 if one of them broke a promise."""
+    args.of = SIMULATIONS if args.of == "all" else (args.of,)
     if args.history:
         return _tell(args)
     from time import monotonic  # with the simulator: not before it is asked for
 
     began = monotonic()
-    seeds = events = 0
-    violations: list[tuple[int, Violation]] = []
+    done = 0
+    events = dict.fromkeys(args.of, 0)
+    violations: dict[str, list[tuple[int, Violation]]] = {of: [] for of in args.of}
     draws = sys.stderr.isatty() and not (args.quiet or args.json)
-    for found in _search(args):
-        seeds, events = seeds + found[0], events + found[1]
-        violations += found[2]
+    for (of, _, _, seeds), events_seen, found in _search(args):
+        done, events[of] = done + seeds, events[of] + events_seen
+        violations[of] += found
         if draws:
-            _draw(seeds, args.seeds, len(violations))
+            _draw(done, args.seeds * len(args.of), sum(map(len, violations.values())))
     if draws:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
-    violations.sort(key=lambda one: (one[0], one[1].position))
+    for found in violations.values():
+        found.sort(key=lambda one: (one[0], one[1].position))
     seconds = monotonic() - began
+    failed = any(violations.values())
     if args.json:
         _print_json(args, events, seconds, violations)
-    else:
-        if violations:
-            _explain(args, *violations[0], others=violations[1:])
-        if violations or not args.quiet:
-            print(
-                f"{seeds} seeds, {len(violations)} violations, {events:,} events, {seconds:.1f} s"
-            )
-    return 1 if violations else 0
+    elif failed or not args.quiet:
+        for of, found in violations.items():
+            if found:
+                _explain(args, of, *found[0], others=found[1:])
+        broken, seen = sum(map(len, violations.values())), sum(events.values())
+        print(
+            f"{args.seeds} seeds of {', '.join(args.of)}: {broken} violations, {seen:,} events, "
+            f"{seconds:.1f} s"
+        )
+    return 1 if failed else 0
 
 
 def _search(args: argparse.Namespace) -> Iterator[Found]:
     stretches = [
-        (args.store, seed, min(_STRETCH, args.first + args.seeds - seed))
+        (of, args.store, seed, min(_STRETCH, args.first + args.seeds - seed))
+        for of in args.of
         for seed in range(args.first, args.first + args.seeds, _STRETCH)
     ]
     jobs = min(args.jobs, len(stretches))
@@ -84,44 +96,61 @@ def _search(args: argparse.Namespace) -> Iterator[Found]:
         yield from pool.imap_unordered(_try, stretches)
 
 
-def _try(stretch: tuple[str, int, int]) -> Found:
+def _try(stretch: Stretch) -> Found:
     """Run some seeds, perhaps in a process of their own."""
-    from fencepost.testing.checker import check
-
-    store, first, count = stretch
+    of, store, first, count = stretch
     events, violations = 0, []
     for seed in range(first, first + count):
-        history = _history(seed, store)
+        history = _history(of, seed, store)
         events += len(history)
-        broken = check(history)
+        broken = _check(of, history)
         if broken:
             violations.append((seed, broken[0]))
-    return count, events, violations
+    return stretch, events, violations
 
 
-def _history(seed: int, store: str) -> list[Event]:
-    from fencepost.testing.simulator.cluster import MEMORY, SQLITE, simulate
+def _history(of: str, seed: int, store: str) -> list[Event]:
+    if of == "leases":
+        from fencepost.testing.simulator.cluster import MEMORY, SQLITE, simulate
 
-    return simulate(seed, parts=SQLITE if store == "sqlite" else MEMORY)
+        return simulate(seed, parts=SQLITE if store == "sqlite" else MEMORY)
+    from fencepost.testing.simulator import runs
+
+    parts = runs.SQLITE if store == "sqlite" else runs.MEMORY
+    simulated = runs.simulate_runs if of == "runs" else runs.simulate_race
+    return simulated(seed, parts=parts)
+
+
+def _check(of: str, history: list[Event]) -> list[Violation]:
+    if of == "leases":
+        from fencepost.testing.checker import check
+
+        return check(history)
+    from fencepost.testing.run_checker import check_runs
+
+    return check_runs(history)
 
 
 def _tell(args: argparse.Namespace) -> int:
     """Print whole histories, and what is wrong with them."""
-    from fencepost.testing.checker import check
     from fencepost.testing.history import table, to_lines
 
     failed = False
-    for seed in range(args.first, args.first + args.seeds):
-        history = _history(seed, args.store)
-        print("\n".join(to_lines(history)) if args.json else f"seed {seed}\n{table(history)}")
-        for violation in check(history):
-            failed = True
-            print(f"seed {seed}: {violation}", file=sys.stderr if args.json else sys.stdout)
+    for of in args.of:
+        for seed in range(args.first, args.first + args.seeds):
+            history = _history(of, seed, args.store)
+            text = to_lines(history) if args.json else [f"seed {seed} of {of}", table(history)]
+            print("\n".join(text))
+            for violation in _check(of, history):
+                failed = True
+                out = sys.stderr if args.json else sys.stdout
+                print(f"seed {seed} of {of}: {violation}", file=out)
     return 1 if failed else 0
 
 
 def _explain(
     args: argparse.Namespace,
+    of: str,
     seed: int,
     violation: Violation,
     *,
@@ -130,18 +159,18 @@ def _explain(
     from fencepost.testing.checker import relevant
     from fencepost.testing.history import table
 
-    print(f"seed {seed}: {violation}\n")
-    print(table(relevant(_history(seed, args.store), violation)))
-    print(f"\nreplay: {_replay(args, seed)}")
+    print(f"seed {seed} of {of}: {violation}\n")
+    print(table(relevant(_history(of, seed, args.store), violation)))
+    print(f"\nreplay: {_replay(args, of, seed)}")
     if others:
         print("also violated by: " + ", ".join(str(other) for other, _ in others[:20]))
 
 
 def _print_json(
     args: argparse.Namespace,
-    events: int,
+    events: dict[str, int],
     seconds: float,
-    violations: list[tuple[int, Violation]],
+    violations: dict[str, list[tuple[int, Violation]]],
 ) -> None:
     import json
 
@@ -152,15 +181,22 @@ def _print_json(
         "events": events,
         "seconds": round(seconds, 3),
         "violations": [
-            {"seed": seed, "rule": one.rule, "says": one.says, "replay": _replay(args, seed)}
-            for seed, one in violations
+            {
+                "of": of,
+                "seed": seed,
+                "rule": one.rule,
+                "says": one.says,
+                "replay": _replay(args, of, seed),
+            }
+            for of, found in violations.items()
+            for seed, one in found
         ],
     }
     print(json.dumps(answer))
 
 
-def _replay(args: argparse.Namespace, seed: int) -> str:
-    return f"fencepost simulate --first {seed} --seeds 1 --store {args.store} --history"
+def _replay(args: argparse.Namespace, of: str, seed: int) -> str:
+    return f"fencepost simulate --of {of} --first {seed} --seeds 1 --store {args.store} --history"
 
 
 def _draw(done: int, of: int, violations: int) -> None:

@@ -96,6 +96,7 @@ async def conclude(
     """Record how an attempt ended; None if the run was not ours any more."""
     world = doors.world
     settled = settle(course.run, ending, course.policy, dice=world.dice())
+    course.ending = True
 
     def ask() -> Flow[RunRecord]:
         return doors.ledger.finish(course.attempt, settled, report=course.report())

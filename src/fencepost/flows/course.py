@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from fencepost.errors import LeaseLost, OutcomeUnknown, RunCancelled, RunTimedOut, StoreUnavailable
+from fencepost.errors import (
+    LeaseLost,
+    OutcomeUnknown,
+    RunCancelled,
+    RunLost,
+    RunTimedOut,
+    StoreUnavailable,
+)
 from fencepost.ledger.api import Attempt, Report
 from fencepost.model.lease import Grant, Phase
 from fencepost.model.named import NamedTuple
@@ -44,9 +51,11 @@ class Course:
         self.checkpoint = run.checkpoint
         self.saves = 0  # so far, so that a save that arrives late is known for what it is
         self.calls: dict[tuple[str, str], str] = {}  # which begin an item was begun by
+        self.ending = False  # whether the body is over and its end on the way to the ledger
         self.cancelled = False
         self.stuck = False
         self.transaction_of: object = None  # the thread or task that has a transaction open
+        self.crashed: str | None = None  # how, if the body had a process of its own and it died
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
@@ -87,6 +96,16 @@ class Course:
         with self._turn:
             self._counts[name] = self._counts.get(name, 0) + more
 
+    def relay(self, done: int | None, total: int | None, counts: dict[str, int]) -> None:
+        """Take note of all that a body in another process has told, there, up to now."""
+        with self._turn:
+            self._done, self._total, self._counts = done, total, counts
+
+    def told(self) -> tuple[int | None, int | None, dict[str, int]]:
+        """Return all that the body has told up to now."""
+        with self._turn:
+            return self._done, self._total, dict(self._counts)
+
     def counts(self) -> dict[str, int]:
         """Return what this attempt has counted."""
         with self._turn:
@@ -109,7 +128,13 @@ class Course:
 
     async def beat(self, ledger: Ledger, ttl: float) -> Grant:
         """Renew, report, and hear whether somebody asked for a cancel."""
-        self.hear(cancelled=await ledger.beat(self.attempt, ttl=ttl, report=self.report()))
+        try:
+            self.hear(cancelled=await ledger.beat(self.attempt, ttl=ttl, report=self.report()))
+        except RunLost as lost:
+            if not self.ending:
+                raise
+            # Perhaps it is our own end that came first. Only the answer to that one can tell.
+            raise OutcomeUnknown(str(lost)) from lost
         late = self.deadline is not None and (
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )

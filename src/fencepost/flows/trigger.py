@@ -26,6 +26,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _MOST_RESUMED = 100
 
 
+class Crashed(NamedTuple):
+    """An attempt that ended without a word, and is known to be over: its lease was given back."""
+
+    reason: str
+
+
 class Errand(NamedTuple):
     """What a trigger needs of the job: how to ask for one of its runs, and how to run it.
 
@@ -35,7 +41,7 @@ class Errand(NamedTuple):
     """
 
     want: Callable[[RunKey], Want]
-    carry_out: Callable[[Claimed, float], Flow[RunRecord | None]]
+    carry_out: Callable[[Claimed, float], Flow[RunRecord | Crashed | None]]
     abandon: Callable[[str, str], None]
     patience: float | None = None  # how long to wait for what others have; None: as policy says
 
@@ -85,6 +91,8 @@ class _Seeing:
         run = await self._errand.carry_out(claimed, sent)
         if run is None:
             return self._lost(claimed)
+        if isinstance(run, Crashed):  # the next claim counts the loss, and decides
+            return None
         if run.state.terminal:
             return of_record(run, fresh=True)
         if run.state is State.WAITING_RETRY:
@@ -200,22 +208,24 @@ async def claim(
     world: World = doors.world
     give_up = world.clocks.boottime() + want.policy.lease
     pause = 0.01
-    settled = False
+    settled, doubtful = False, False
     try:
         while True:
             sent = world.clocks.boottime()
             try:
                 claimed = await doors.ledger.claim(want)
             except OutcomeUnknown:
+                doubtful = True
                 if world.clocks.boottime() >= give_up:
                     raise
                 await world.sleep(pause * (0.5 + world.dice()))
                 pause = min(pause * 2, 0.5)
                 continue
             except Exception:
-                settled = True
+                settled = not doubtful  # an earlier request may have been granted unheard of
                 raise
-            settled = True
+            # Or it is still on its way, and would be granted once nobody is in its way.
+            settled = not doubtful or claimed.verdict is Verdict.GO
             return sent, claimed
     finally:
         if not settled:  # a grant that nobody waits for must not keep others out for a whole ttl

@@ -54,7 +54,8 @@ class MemoryLedger:
 
     @property
     def _books(self) -> MemoryBooks:
-        books = self.leases.beside.setdefault(f"ledger/{self.leases.namespace}", MemoryBooks())
+        beside, name = self.leases.beside, f"ledger/{self.leases.namespace}"
+        books = beside.get(name) or beside.setdefault(name, MemoryBooks())
         assert isinstance(books, MemoryBooks), "nobody else keeps anything there"
         return books
 

@@ -7,7 +7,7 @@ has none of this in the file.
 from __future__ import annotations
 
 from fencepost.errors import Misuse
-from fencepost.model.run import FIRST, TABLE, TERMINAL, State, legal
+from fencepost.model.run import FIRST, TABLE, State, legal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,54 +167,52 @@ END"""
 
 
 def _next_trigger() -> str:
-    """Return the trigger that refuses every change of state that is not in the table."""
-    allowed = "\n      OR ".join(
+    """Return the trigger that refuses every change that is not in the table.
+
+    An ended run has no line there: whatever column of it is to change, it is refused.
+    """
+    allowed = "\n           OR ".join(
         f"OLD.state = '{before.value}' AND NEW.state IN ({_listed(follows)})"
         for before, follows in TABLE.items()
     )
-    arms = "\n".join(
-        f"           WHEN '{before.value} {after.value}' THEN "
-        f"RAISE(ABORT, 'a run that is {before.value} cannot become {after.value}')"
+    return f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_run_next BEFORE UPDATE ON fencepost_run
+  WHEN NEW.token < OLD.token
+    OR NOT ({allowed})
+BEGIN
+    INSERT INTO fencepost_refusal
+    VALUES (iif(NEW.token < OLD.token, 'token', OLD.state || ' ' || NEW.state));
+END"""
+
+
+# Nobody reads it: what is put there is refused. The many sentences are kept out of the trigger
+# above, because SQLite makes room for all that a trigger could say each time that it fires.
+_CREATE_REFUSAL = "CREATE VIEW IF NOT EXISTS fencepost_refusal AS SELECT '' AS what"
+
+
+def _refusal_trigger() -> str:
+    """Return the trigger that says what was refused. RAISE takes a constant only."""
+    said = {
+        f"{before.value} {after.value}": f"a run that is {before.value} "
+        + ("never changes again" if before is after else f"cannot become {after.value}")
         for before in State
         for after in State
         if not legal(before, after)
+    }
+    said["token"] = "the token of a run never falls"
+    arms = "\n".join(
+        f"           WHEN '{what}' THEN RAISE(ABORT, '{sentence}')"
+        for what, sentence in said.items()
     )
-    # RAISE takes a constant only, so each refusal has a line of its own.
     return f"""
-CREATE TRIGGER IF NOT EXISTS fencepost_run_next BEFORE UPDATE OF state ON fencepost_run
-  WHEN NOT ({allowed})
+CREATE TRIGGER IF NOT EXISTS fencepost_refusal_said INSTEAD OF INSERT ON fencepost_refusal
 BEGIN
-    SELECT CASE OLD.state || ' ' || NEW.state
+    SELECT CASE NEW.what
 {arms}
            ELSE RAISE(ABORT, 'a run cannot become what is not a state')
            END;
 END"""
 
-
-def _last_trigger() -> str:
-    """Return the trigger that refuses any change, of any column, once a run has ended."""
-    arms = "\n".join(
-        f"           WHEN '{state.value}' THEN "
-        f"RAISE(ABORT, 'a run that is {state.value} never changes again')"
-        for state in State
-        if state.terminal
-    )
-    return f"""
-CREATE TRIGGER IF NOT EXISTS fencepost_run_last BEFORE UPDATE ON fencepost_run
-  WHEN OLD.state IN ({_listed(TERMINAL)}) AND OLD.state = NEW.state
-BEGIN
-    SELECT CASE OLD.state
-{arms}
-           END;
-END"""
-
-
-_TOKEN_TRIGGER = """
-CREATE TRIGGER IF NOT EXISTS fencepost_run_token BEFORE UPDATE OF token ON fencepost_run
-  WHEN NEW.token < OLD.token
-BEGIN
-    SELECT RAISE(ABORT, 'the token of a run never falls');
-END"""
 
 # Each is applied once, in order; what was released is never edited.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -223,9 +221,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _CREATE_LIVE,
         _CREATE_NEWEST,
         _first_trigger(),
+        _CREATE_REFUSAL,
+        _refusal_trigger(),
         _next_trigger(),
-        _last_trigger(),
-        _TOKEN_TRIGGER,
         _CREATE_ITEM,
         _CREATE_EVENT,
         _CREATE_EVENT_RUN,

@@ -128,7 +128,7 @@ def leases_of(want: Want) -> list[str]:
     return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
 
 
-def decide(  # noqa: PLR0911 -- one line for each way a claim can go
+def decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
     want: Want, facts: Facts, *, now: float
 ) -> Decision:
     """Decide a claim at the ledger's time ``now``."""
@@ -145,6 +145,9 @@ def decide(  # noqa: PLR0911 -- one line for each way a claim can go
         if alive(own, facts):
             return Decision(Verdict.BUSY, blocker=own, holder=facts.standings[own.lease])
         return _lost(want, own, facts, now=now)
+    if own is not None and own.starts and own.holder.nonce == want.holder.nonce:
+        # A request that was long under way. It has had its attempt, and nobody waits for another.
+        return Decision(Verdict.BUSY, blocker=own)
     if own is not None and own.not_before > now:
         return Decision(Verdict.LATER, at=own.not_before)
     if own is None or own.fresh:

@@ -24,6 +24,21 @@ def must_end(held: Trust, *, ends: float | None, notice: float) -> tuple[float, 
     return (ask, kill) if ends is None else (min(ask, ends - notice), kill)
 
 
+def must_stop(
+    held: Trust, *, deadline: float | None, asked_at: float | None, grace: float
+) -> tuple[float, float]:
+    """Return when an isolated body is asked to stop and when it is killed.
+
+    Because its lease is not renewed, its time is up, or somebody asked for it: whatever comes
+    first. Only the lease leaves it no ``grace``: others may have it soon.
+    """
+    ask, kill = stop_times(held)
+    for instant in (deadline, asked_at):
+        if instant is not None:
+            ask, kill = min(ask, instant), min(kill, instant + grace)
+    return min(ask, kill), kill
+
+
 def notice_of(grace: float, *, max_hold: float | None) -> float:
     """Return how long before the end of ``max_hold`` a command is asked to stop."""
     return grace if max_hold is None else min(grace, max_hold / 2)

@@ -61,10 +61,14 @@ def in_order(history: Iterable[Event]) -> list[Event]:
 
 def relevant(history: Iterable[Event], violation: Violation, *, most: int = 40) -> list[Event]:
     """Return the last events up to the violation that have to do with it."""
-    subject = base(violation.event.name)
+    subject, run = base(violation.event.name), violation.event.run
     before = in_order(history)[: violation.position + 1]
     return [
-        event for event in before if base(event.name) == subject or event.what in _OF_PROCESSES
+        event
+        for event in before
+        if event.what in _OF_PROCESSES
+        or (subject and base(event.name) == subject)
+        or (run and event.run == run)
     ][-most:]
 
 
@@ -95,7 +99,10 @@ class _Reader:
         self._event: Event
         self._readers = {
             "granted": self._granted,
+            "claimed": self._granted,  # a run's claim is a grant of its lease
             "renewed": self._renewed,
+            "adopted": self._renewed,
+            "beat": self._renewed,
             "released": self._released,
             "broken": self._broken,
             "deleted": self._deleted,

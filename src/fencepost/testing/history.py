@@ -1,4 +1,4 @@
-"""A history is what happened to leases, one event after another, by the store's clock.
+"""A history is what happened to leases and runs, one event after another, by the store's clock.
 
 As text it has one JSON object on a line, without the fields that are empty:
 
@@ -22,6 +22,8 @@ failed   a flow ended with an error that no client expects              detail
 
 ``at`` and ``until`` are seconds on one clock, the store's. ``node`` names a process, not a machine:
 a restarted one is another. Any other ``what`` is for the reader and means nothing to the checker.
+What happens to runs has ``run`` (its key), ``state`` and ``number`` beside these: ``run_checker``
+says which events it knows.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ class Event(NamedTuple):
     token: int = 0
     until: float = 0.0
     detail: str = ""
+    run: str = ""
+    state: str = ""
+    number: int = 0
 
 
 def to_lines(history: Iterable[Event]) -> list[str]:
@@ -104,4 +109,5 @@ def _event(line: str, number: int) -> Event:
 
 def _details(event: Event) -> str:
     until = f"until {event.until:.6f}" if event.until else ""
-    return ", ".join(filter(None, (until, event.detail)))
+    number = f"number {event.number}" if event.number else ""
+    return ", ".join(filter(None, (event.run, event.state, number, until, event.detail)))

@@ -8,10 +8,12 @@ last told, too, so a wrapper that is merely stopped does no harm.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 
 from fencepost.model.command import QUICK, shell_code
+from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
 from fencepost.world.guards import Orders, Posts, be_guardian
 from fencepost.world.strays import Trail
@@ -19,7 +21,7 @@ from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 # What is passed on to the command, rather than obeyed.
 FORWARDED = (
@@ -39,17 +41,17 @@ _KILLED = -signal.SIGKILL
 class Guarded:
     """A command under guard, as the process that holds its lease sees it."""
 
-    def __init__(self, trail: Trail, *, report: int, posts: tuple[int, int]) -> None:
-        self.report = report
+    def __init__(self, trail: Trail, lines: Lines, *, bury: Callable[[], object]) -> None:
+        self.report = lines.report
         self.failed = 0  # why it could not be started: an errno
         self.asked = False  # whether a deadline came before a renewal did
         self.orphaned = False  # whether the guardian died before the command
         self.gone = False
         self._code: int | None = None
         self._guardian, self._sentinel = trail.session, 0
-        self._inbox = Inbox(report)
-        self._to_guardian, self._to_sentinel = posts
-        self._trail = trail
+        self._inbox = Inbox(lines.report)
+        self._to_guardian, self._to_sentinel = lines.to_guardian, lines.to_sentinel
+        self._trail, self._bury = trail, bury
         self._kill_at: float | None = None
 
     @property
@@ -105,9 +107,57 @@ class Guarded:
 
     def close(self) -> None:
         """Bury the guardian and close the pipes."""
+        self.let_go()
+        self._bury()
+
+    def let_go(self) -> None:
+        """Close the pipes: to the guards it is our death. In a forked child, only its copies."""
         for fd in (self._to_guardian, self._to_sentinel, self.report):
             os.close(fd)
-        os.waitpid(self._guardian, 0)
+
+
+class Lines(NamedTuple):
+    """The pipes between a wrapper and its guards: its own ends, and theirs."""
+
+    to_guardian: int
+    to_sentinel: int
+    report: int
+    posts: Posts
+    pledge: int
+    pledge_name: str
+
+    @property
+    def theirs(self) -> tuple[int, ...]:
+        """What only the guards and the command keep open."""
+        return (*self.posts, self.pledge)
+
+
+def lay_lines() -> Lines:
+    """Lay the pipes between a wrapper and its guards."""
+    made: list[int] = []
+    try:
+        while len(made) < 8:
+            made += [above_streams(end) for end in os.pipe()]
+    except OSError:
+        for fd in made:
+            os.close(fd)
+        raise
+    guardian, to_guardian, sentinel, to_sentinel, report, reports, life, pledge = made
+    os.set_blocking(to_guardian, False)
+    os.set_blocking(to_sentinel, False)
+    posts = Posts(guardian, sentinel, reports, life)
+    name = os.readlink(f"/proc/self/fd/{pledge}")
+    return Lines(to_guardian, to_sentinel, report, posts, pledge, name)
+
+
+def above_streams(fd: int) -> int:
+    """Return a descriptor that nobody mistakes for a standard stream that happened to be closed."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def start(
@@ -130,16 +180,10 @@ def start(
     """
     streams = {fd for fd in (stdout, stderr) if fd is not None}
     assert streams.isdisjoint((0, 1, 2)), "our own streams are not to be given away"
-    guardian_reads, to_guardian = os.pipe()
-    sentinel_reads, to_sentinel = os.pipe()
-    report, guardian_reports = os.pipe()
-    life, pledge = os.pipe()
-    pledge_name = os.readlink(f"/proc/self/fd/{pledge}")
-    os.set_blocking(to_guardian, False)
-    os.set_blocking(to_sentinel, False)
+    lines = lay_lines()
     if lifeline is not None:
         lifeline = os.dup(lifeline)  # the store's own descriptor is closed in whatever is forked
-    ignored = frozenset(s for s in _INHERITED if signal.getsignal(s) is signal.SIG_IGN)
+    ignored = ignored_here()
     # Where deaths are ignored nobody could wait for them, and a session's number would be free.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # No handler of ours may run in the copy before it has done away with them.
@@ -147,14 +191,14 @@ def start(
     try:
         pid = os.fork()
         if pid == 0:
-            for fd in (to_guardian, to_sentinel, report):
+            for fd in (lines.to_guardian, lines.to_sentinel, lines.report):
                 os.close(fd)
             orders = Orders(
                 argv=list(argv),
                 environment=environment,
                 nonce=nonce,
-                pledge=pledge,
-                pledge_name=pledge_name,
+                pledge=lines.pledge,
+                pledge_name=lines.pledge_name,
                 lifeline=lifeline,
                 ask_at=until[0],
                 kill_at=until[1],
@@ -164,13 +208,17 @@ def start(
                 stdout=stdout,
                 stderr=stderr,
             )
-            posts = Posts(guardian_reads, sentinel_reads, guardian_reports, life)
-            be_guardian(orders, posts)
+            be_guardian(orders, lines.posts)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for fd in (guardian_reads, sentinel_reads, guardian_reports, life, pledge, *streams):
+        for fd in (*lines.theirs, *streams):
             os.close(fd)
         if lifeline is not None:
             os.close(lifeline)
-    trail = Trail(session=pid, nonce=nonce, pledge=pledge_name)
-    return Guarded(trail, report=report, posts=(to_guardian, to_sentinel))
+    trail = Trail(session=pid, nonce=nonce, pledge=lines.pledge_name)
+    return Guarded(trail, lines, bury=lambda: os.waitpid(pid, 0))
+
+
+def ignored_here() -> frozenset[int]:
+    """Return the signals that this process was told to ignore, and its command with it."""
+    return frozenset(s for s in _INHERITED if signal.getsignal(s) is signal.SIG_IGN)

@@ -82,7 +82,8 @@ class Posts(NamedTuple):
 def be_guardian(orders: Orders, posts: Posts) -> NoReturn:
     """Run the command and guard it, to the end of this process."""
     try:
-        os.setsid()
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         be_called("fence-guardian")
         _be_deaf(orders.mask)
         _Guardian(orders, posts).stand()

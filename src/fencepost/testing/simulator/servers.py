@@ -30,7 +30,7 @@ class Recorder:
         self._scheduler = scheduler
         self.history: list[Event] = []
 
-    def note(
+    def note(  # noqa: PLR0913, PLR0917 -- as many as an event has fields
         self,
         what: str,
         node: str = "",
@@ -39,10 +39,14 @@ class Recorder:
         token: int = 0,
         until: float = 0.0,
         detail: str = "",
+        run: str = "",
+        state: str = "",
+        number: int = 0,
     ) -> None:
         """Add one event, now."""
+        now = self._scheduler.now
         self.history.append(
-            Event(self._scheduler.now, what, node, name, holder, token, until, detail)
+            Event(now, what, node, name, holder, token, until, detail, run, state, number)
         )
 
 

@@ -1,0 +1,128 @@
+"""A guardian that begins as a program of its own, for a wrapper with threads.
+
+A fork copies locks that other threads hold just then, and the guards are Python code, which would
+wait for those locks for ever. So here nothing is forked but to become a fresh interpreter at once,
+small and with one thread, and that one becomes the guardian.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+from fencepost.world.guardian import Guarded, above_streams, ignored_here, lay_lines
+from fencepost.world.guards import Orders, Posts, be_guardian
+from fencepost.world.strays import Trail
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+# Where the package is found, also by an interpreter that knows no site-packages.
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_BEGIN = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from fencepost.world.apart import main; main(int(sys.argv[2]))"
+)
+
+
+def start_apart(
+    argv: Sequence[str],
+    *,
+    environment: dict[str, str],
+    nonce: str,
+    lifeline: int | None,
+    until: tuple[float, float],
+    grace: float,
+    passed: Sequence[int],
+) -> Guarded:
+    """Start a command under guard, from any thread of any process.
+
+    As ``guardian.start``; the descriptors ``passed`` are the command's too, under their numbers.
+    """
+    import subprocess  # dear, and never needed by the guardian itself
+
+    lines = lay_lines()
+    mine = [lines.to_guardian, lines.to_sentinel, lines.report]
+    theirs = [*lines.theirs]
+    started = False
+    try:
+        if lifeline is not None:
+            lifeline = os.dup(lifeline)  # the store may close its own at any time
+            theirs.append(lifeline)
+        orders = (
+            [os.fsencode(word) for word in argv],
+            {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+            (nonce, lines.pledge, lines.pledge_name, lifeline, *until, grace),
+            [int(signum) for signum in ignored_here()],
+            tuple(lines.posts),
+        )
+        theirs.append(letter(marshal.dumps(orders)))
+        process = subprocess.Popen(  # noqa: S603 -- our own interpreter, with our own words
+            [sys.executable, "-I", "-S", "-c", _BEGIN, ROOT, str(theirs[-1])],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(*theirs, *passed),
+            start_new_session=True,
+        )
+        started = True
+    finally:
+        for fd in theirs if started else theirs + mine:
+            os.close(fd)
+    trail = Trail(session=process.pid, nonce=nonce, pledge=lines.pledge_name)
+    return Guarded(trail, lines, bury=process.wait)
+
+
+def main(fd: int) -> NoReturn:
+    """Read the orders and be the guardian, to the end of this process."""
+    argv, environment, words, ignored, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
+    for post in posts:  # the command must not have these, or its end would not be theirs
+        os.set_inheritable(post, False)  # noqa: FBT003 -- the standard library's way
+    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, grace = words
+    orders = Orders(
+        argv=[os.fsdecode(word) for word in argv],
+        environment={os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
+        nonce=nonce,
+        pledge=pledge,
+        pledge_name=pledge_name,
+        lifeline=lifeline,
+        ask_at=ask_at,
+        kill_at=kill_at,
+        grace=grace,
+        ignored=frozenset(ignored),
+        mask=set(),  # whichever thread it was that started us
+    )
+    be_guardian(orders, Posts(*posts))
+
+
+def letter(content: bytes) -> int:
+    """Return a descriptor of something written, that is in no folder and has no size limit."""
+    fd = above_streams(os.memfd_create("fencepost"))
+    done = 0
+    while done < len(content):
+        done += os.write(fd, content[done:])
+    return fd
+
+
+def opened(fd: int) -> bytes:
+    """Return what was written in a letter, and throw it away."""
+    size = os.fstat(fd).st_size
+    content = b""
+    while len(content) < size:
+        content += os.pread(fd, size - len(content), len(content))
+    os.close(fd)
+    return content
+
+
+def marked(*, name: str, token: int, nonce: str) -> dict[str, str]:
+    """Return our environment, and in it the mark by which a command's children are recognised."""
+    environment = dict(os.environ)
+    outer = environment.get("FENCEPOST_NONCE")
+    if outer:  # a command within a command answers to both guards
+        within = environment.get("FENCEPOST_WITHIN")
+        environment["FENCEPOST_WITHIN"] = f"{within},{outer}" if within else outer
+    environment["FENCEPOST_NAME"] = name
+    environment["FENCEPOST_TOKEN"] = str(token)
+    environment["FENCEPOST_NONCE"] = nonce
+    return environment

@@ -1,0 +1,70 @@
+"""What is listed or looked for is found by a key, however long the history is."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fencepost.ledger import sqlite_rows as sql
+from fencepost.ledger.sqlite_schema import migrate
+from fencepost.model.run import RunRecord, State
+from fencepost.model.slot import RunKey
+from fencepost.stores.sqlite_schema import CREATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STATEMENTS = {
+    "glance": sql.GLANCE,
+    "find": sql.FIND,
+    "live": sql.FIND_LIVE,
+    "has": sql.HAS,
+    "update": sql.UPDATE,
+    "beat": sql.BEAT,
+    "events": sql.FIND_EVENTS,
+    "items": sql.FIND_ITEMS,
+    "counts": sql.FIND_COUNTS,
+    "jobs": sql.FIND_JOBS,
+    "newest of a job": sql.listing(of_job=True, states=()),
+    "newest of all": sql.listing(of_job=False, states=()),
+    "failed of a job": sql.listing(of_job=True, states=(State.FAILED,)),
+    "failed of all": sql.listing(of_job=False, states=(State.FAILED,)),
+}
+
+
+@pytest.fixture(scope="module", params=[1, 100_000])
+def db(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in CREATE:
+        db.execute(statement)
+    migrate(db, at=0.0)
+    rows = (
+        RunRecord(RunKey(f"job {n % 10}", n), State.SKIPPED, "lock", created_at=float(n))
+        for n in range(request.param)
+    )
+    db.execute("BEGIN")
+    db.executemany(sql.INSERT, (("default", *sql.row_of(run)) for run in rows))
+    db.execute("COMMIT")
+    yield db
+    db.close()
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_a_statement_walks_no_table_and_sorts_nothing(
+    db: sqlite3.Connection, name: str, *, analyzed: bool
+) -> None:
+    db.execute("BEGIN")
+    if analyzed:  # as an operator may do, and SQLite's mind may change
+        db.execute("ANALYZE")
+    statement = STATEMENTS[name]
+    plan = db.execute(f"EXPLAIN QUERY PLAN {statement}", ("",) * statement.count("?")).fetchall()
+    db.execute("ROLLBACK")
+    steps = [step for *_, step in plan if "fencepost_" in step or "TEMP" in step or "lease" in step]
+    assert steps
+    for step in steps:
+        assert step.startswith("SEARCH"), steps
+        # The namespace alone is no key: only a listing may walk it, from its newest end.
+        assert name == "jobs" or "newest" in step or "(namespace=?)" not in step, steps

@@ -1,0 +1,341 @@
+"""The same commands, given to the reference and to SQLite, have the same answers and effects."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hypothesis import given, settings, strategies as st
+from ledgerlab import StillClocks, opened, wanted
+
+from fencepost.errors import FencepostError
+from fencepost.ledger.api import Attempt, Report
+from fencepost.ledger.memory import MemoryLedger
+from fencepost.model.claim import Claimed, Verdict
+from fencepost.model.ending import UNFINISHED, Settled
+from fencepost.model.item import ItemState
+from fencepost.model.lease import Holder, View
+from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil
+from fencepost.model.run import TABLE, State
+from fencepost.model.slot import RunKey
+from fencepost.stores.memory import MemoryStore
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fencepost.ledger.api import Ledger
+    from fencepost.world.api import Flow
+
+JOBS = ("bills", "mail")
+LOCKS = ("bills", "mail", "shared")
+SCOPES = ("job", "slot")
+ITEMS = ("1", "2", "ü")
+CALLS = (None, "call 1", "call 2")
+OPERATOR = "olga"
+# A clock that shows whole sixty-fourths is exact in microseconds, and so in every ledger.
+INSTANT = 1 / 64
+
+keys = st.builds(
+    RunKey,
+    st.sampled_from(JOBS),
+    st.sampled_from((1_000, 2_000, 3_000)),
+    st.sampled_from((0, 0, 0, 1)),
+    st.sampled_from((0, 0, 0, 1)),
+)
+policies = st.fixed_dictionaries(
+    {
+        "overlap": st.sampled_from(Overlap),
+        "max_concurrent": st.sampled_from((1, 2)),
+        "max_waiting": st.sampled_from((1, None)),
+        "retry_until": st.sampled_from(RetryUntil),
+        "on_loss": st.sampled_from((OnLoss.RESUME, OnLoss.RESUME, OnLoss.FAIL)),
+        "max_losses": st.sampled_from((1, 5)),
+        "loss_pause": st.sampled_from((1.0, 64.0)),
+        "start_deadline": st.sampled_from((None, 10.0)),
+    }
+).map(lambda words: Policy(**words))
+reports = st.builds(
+    Report,
+    done=st.sampled_from((None, 1, 2)),
+    total=st.sampled_from((None, 9)),
+    counts=st.sampled_from(((), (("rows", 1),), (("rows", 2), ("bytes", 7)))),
+    source=st.sampled_from(("a", "b")),
+)
+LEGAL = set(TABLE[State.RUNNING]) - {State.RUNNING}
+endings = st.builds(
+    Settled,
+    st.sampled_from((*UNFINISHED, *UNFINISHED, *sorted(LEGAL))),
+    reason=st.sampled_from(("", "because")),
+    pause=st.sampled_from((0.0, 40.0)),
+    result=st.sampled_from((None, "[1]")),
+    error=st.sampled_from((None, "Oops: it broke")),
+)
+texts = st.sampled_from(('{"page": 1}', '{"page": 2}'))
+some_items = st.lists(st.sampled_from(ITEMS), min_size=1, max_size=3)
+ends = st.lists(
+    st.tuples(
+        st.sampled_from(ITEMS),
+        st.sampled_from((ItemState.DONE, ItemState.FAILED)),
+        st.sampled_from((None, "no")),
+    ),
+    min_size=1,
+    max_size=2,
+)
+who = st.integers(0, 7)  # which of the attempts or nonces so far
+commands = st.one_of(
+    *[st.tuples(st.just("claim"), keys, policies, st.sampled_from((*LOCKS, "")), who)] * 4,
+    *[st.tuples(st.just("pass"), st.sampled_from((0.5, 5.0, 31.0, 70.0)))] * 2,
+    st.tuples(st.just("beat"), who, reports),
+    st.tuples(st.just("save"), who, texts, st.sampled_from((None, 1, 2)), reports),
+    st.tuples(st.just("begin"), who, st.sampled_from(SCOPES), some_items, st.booleans()),
+    st.tuples(st.just("end"), who, st.sampled_from(SCOPES), ends, st.sampled_from(CALLS)),
+    *[st.tuples(st.just("finish"), who, endings, reports)] * 2,
+    st.tuples(st.just("cancel"), keys, st.booleans()),
+    st.tuples(st.just("note"), keys),
+    st.tuples(st.just("register"), st.sampled_from(JOBS), texts),
+    st.tuples(st.just("lift"), st.sampled_from(JOBS)),
+    st.tuples(st.just("lock"), st.sampled_from((*LOCKS, "shared#1"))),
+    st.tuples(st.just("unlock"), st.sampled_from((*LOCKS, "shared#1"))),
+)
+
+
+class Cluster:
+    """One kind of ledger, as two processes see it, and the time that passes for both."""
+
+    def __init__(self, clocks: StillClocks, *ledgers: Ledger) -> None:
+        self.clocks, self.ledgers = clocks, ledgers
+
+    def of(self, number: int) -> Ledger:
+        return self.ledgers[number % len(self.ledgers)]
+
+
+class Said(NamedTuple):
+    """What was asked before, which later commands refer to."""
+
+    attempts: list[Attempt]
+    nonces: list[str]
+
+
+def obey(cluster: Cluster, said: Said, command: tuple[object, ...]) -> object:
+    """Carry a command out on one cluster; return its answer, or what it raised."""
+    cluster.clocks.advance(INSTANT)
+    try:
+        return VERBS[str(command[0])](cluster, said, *command[1:])
+    except FencepostError as error:
+        return type(error).__name__, str(error)
+
+
+def claim(cluster: Cluster, said: Said, key: RunKey, policy: Policy, lock: str, n: int) -> Claimed:
+    # Of eight askers most are new, some ask again, and one wants a run of its own.
+    nonce = said.nonces[-n] if 0 < n < 3 and n <= len(said.nonces) else f"n{len(said.nonces)}"
+    want = wanted(key, nonce, policy, lock=lock, alone=n % 2 == 0)
+    return finish(cluster.of(n).claim(want._replace(new=n == 7)))
+
+
+def beat(cluster: Cluster, said: Said, n: int, report: Report) -> object:
+    return by(cluster, said, n, lambda ledger, own: ledger.beat(own, ttl=30.0, report=report))
+
+
+def save(
+    cluster: Cluster, said: Said, n: int, text: str, order: int | None, report: Report
+) -> object:
+    def verb(ledger: Ledger, own: Attempt) -> Flow[object]:
+        return ledger.save(own, checkpoint=text, order=order, report=report)
+
+    return by(cluster, said, n, verb)
+
+
+def begin(
+    cluster: Cluster,
+    said: Said,
+    n: int,
+    scope: str,
+    items: list[str],
+    repeat: bool,  # noqa: FBT001 -- as the strategy has it
+) -> object:
+    def verb(ledger: Ledger, own: Attempt) -> Flow[object]:
+        call = f"call {len(items)}"
+        return ledger.begin(own, scope=scope, items=items, call=call, repeat=repeat)
+
+    return by(cluster, said, n, verb)
+
+
+def end(
+    cluster: Cluster,
+    said: Said,
+    n: int,
+    scope: str,
+    items: list[tuple[str, ItemState, str | None]],
+    call: str | None,
+) -> object:
+    def verb(ledger: Ledger, own: Attempt) -> Flow[object]:
+        return ledger.end(own, scope=scope, items=items, call=call)
+
+    return by(cluster, said, n, verb)
+
+
+def finish_run(cluster: Cluster, said: Said, n: int, settled: Settled, report: Report) -> object:
+    return by(cluster, said, n, lambda ledger, own: ledger.finish(own, settled, report=report))
+
+
+def by(
+    cluster: Cluster,
+    said: Said,
+    n: int,
+    verb: Callable[[Ledger, Attempt], Flow[object]],
+) -> object:
+    """Let one of the newest attempts do something; the newest most of all."""
+    if not said.attempts:
+        return None
+    attempt = said.attempts[-1 - max(0, n - 4) % len(said.attempts)]
+    return finish(verb(cluster.of(n), attempt))
+
+
+def cancel(
+    cluster: Cluster,
+    _: Said,
+    key: RunKey,
+    force: bool,  # noqa: FBT001 -- as the strategy has it
+) -> object:
+    return finish(cluster.of(0).cancel(key, force=force, operator=OPERATOR))
+
+
+def note(cluster: Cluster, _: Said, key: RunKey) -> object:
+    return finish(cluster.of(1).note(key, "seen", token=3, detail="by the test"))
+
+
+def lock(cluster: Cluster, said: Said, name: str) -> object:
+    holder = Holder(f"lock {name} {len(said.nonces)}", "there", 2)
+    return finish(cluster.of(0).leases.acquire(name, holder=holder, ttl=20.0))
+
+
+def unlock(cluster: Cluster, said: Said, name: str) -> object:
+    nonce = f"lock {name} {len(said.nonces)}"
+    return finish(cluster.of(1).leases.release(name, nonce=nonce))
+
+
+VERBS: dict[str, Callable[..., object]] = {
+    "claim": claim,
+    "pass": lambda cluster, _, seconds: cluster.clocks.advance(seconds),
+    "beat": beat,
+    "save": save,
+    "begin": begin,
+    "end": end,
+    "finish": finish_run,
+    "cancel": cancel,
+    "note": note,
+    "register": lambda cluster, _, job, text: finish(cluster.of(0).register(job, text)),
+    "lift": lambda cluster, _, job: finish(cluster.of(1).lift(job)),
+    "lock": lock,
+    "unlock": unlock,
+}
+
+
+def contents(cluster: Cluster) -> list[object]:
+    """Return all that can be read of a ledger and of its leases."""
+    ledger = cluster.of(1)
+    runs = finish(ledger.runs(limit=1_000))
+    seen: list[object] = [runs, finish(ledger.jobs())]
+    for job in JOBS:
+        seen.append(finish(ledger.runs(job, limit=3)))
+        seen.append(finish(ledger.runs(job, states=(State.FAILED, State.PENDING))))
+    seen.append(finish(ledger.runs(limit=2, states=(State.RUNNING, State.SUCCEEDED))))
+    for key in {run.key for run in runs} | {RunKey("bills", 1_000)}:
+        seen += [finish(ledger.find(key)), finish(ledger.events(key)), finish(ledger.counts(key))]
+    for scope in SCOPES:
+        seen.append(finish(ledger.items(scope)))
+        seen.append(finish(ledger.items(scope, states=(ItemState.DONE,))))
+    views = finish(ledger.leases.views())
+    seen.append([settled_view(view) for view in views])
+    return seen
+
+
+def settled_view(view: View) -> View:
+    return view._replace(alive=None)  # which a dictionary cannot know
+
+
+def agree(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
+    """Give all clusters the same commands; return the answers, after comparing them."""
+    said, answers = Said([], []), []
+    for command in program:
+        answer, *others = (obey(cluster, said, command) for cluster in clusters)
+        for other in others:
+            assert other == answer, command
+        answers.append(answer)
+        if isinstance(answer, Claimed):
+            remember(said, answer)
+    expected, *found = map(contents, clusters)
+    for seen in found:
+        assert seen == expected
+    return answers
+
+
+def remember(said: Said, answer: Claimed) -> None:
+    run = answer.run
+    if answer.verdict is Verdict.GO and run is not None:
+        said.attempts.append(
+            Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
+        )
+    said.nonces.append(f"n{len(said.nonces)}")
+
+
+def clusters_in(folder: str) -> list[Cluster]:
+    """Return the reference, SQLite in memory, and two connections to one file."""
+    clocks = [StillClocks() for _ in range(3)]
+    world = BlockingWorld(clocks=clocks[0])
+    path = Path(folder, "ledger.db")
+    return [
+        Cluster(clocks[0], MemoryLedger(world, MemoryStore(world))),
+        Cluster(clocks[1], opened(":memory:", clocks[1])),
+        Cluster(clocks[2], opened(path, clocks[2]), opened(path, clocks[2])),
+    ]
+
+
+def agreed(*program: tuple[object, ...]) -> list[object]:
+    """Return the answers to a program that all clusters agree about."""
+    with tempfile.TemporaryDirectory() as folder:
+        clusters = clusters_in(folder)
+        try:
+            return agree(clusters, program)
+        finally:
+            for cluster in clusters:
+                for ledger in cluster.ledgers:
+                    finish(ledger.close())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(commands, min_size=1, max_size=40))
+def test_sqlite_answers_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed(*program)
+
+
+def test_ledgers_agree_about_a_run_that_is_poison_and_its_job() -> None:
+    key, policy = RunKey("bills", 1_000), Policy(max_losses=1)
+    ask, wait = ("claim", key, policy, "", 4), ("pass", 31.0)
+    later = ("claim", RunKey("bills", 2_000), policy, "", 4)
+    lifts = ("lift", "bills")
+    *_, poison, skipped, lifted, again = agreed(*[ask, wait] * 3, ask, later, lifts, lifts)
+    reasons = [answer.run.reason for answer in (poison, skipped) if answer.run]  # type: ignore[attr-defined]
+    assert reasons == ["poison", "quarantined"]
+    assert (lifted, again) == (True, False)
+
+
+def test_a_run_that_goes_on_under_another_permit_has_a_higher_token_though_the_clock_fell() -> None:
+    policy, one = Policy(overlap=Overlap.ALLOW, max_concurrent=2), RunKey("bills", 1_000)
+    clocks = StillClocks()
+    ledger = opened(":memory:", clocks)
+    first = finish(ledger.claim(wanted(RunKey("bills", 2_000), "a", policy)))
+    second = finish(ledger.claim(wanted(one, "b", policy)))
+    assert first.run is not None
+    assert second.run is not None
+    assert (first.run.lease, second.run.lease) == ("bills#1", "bills#2")
+    clocks.advance(31.0)
+    clocks.step_wall(-3_600.0)
+    again = finish(ledger.claim(wanted(one, "c", policy)))
+    assert again.run is not None
+    assert again.run.lease == "bills#1"
+    assert again.run.token > second.run.token
+    finish(ledger.close())
