@@ -247,7 +247,7 @@ def test_a_beat_that_meets_its_own_end_does_not_make_a_loss_of_it() -> None:
         nonlocal course
         doors = Doors(world, LosesAReply(world, MemoryStore(world)))
         course = course_of(world, await doors.ledger.claim(wanted("n")))
-        course.hold.beat = lambda _, ttl: course.beat(doors.ledger, ttl)
+        course.hold.beats_by(lambda _, ttl: course.beat(doors.ledger, ttl))
 
         async def body(_: Course) -> str | None:
             return "1"

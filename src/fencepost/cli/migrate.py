@@ -7,6 +7,7 @@ from fencepost.cli.main import FINE
 from fencepost.errors import BadUrl, StoreUnavailable
 from fencepost.fence import CREATE_DONE, CREATE_GUARD
 from fencepost.ledger.open import ledger_of
+from fencepost.ledger.sqlite import SqliteLedger
 from fencepost.stores.open import redacted
 from fencepost.world.blocking import BlockingWorld
 
@@ -27,6 +28,11 @@ def register(subparsers: Subparsers) -> None:
         metavar="URL",
         help="create the table for fences in an application's database instead",
     )
+    parser.add_argument(
+        "--accept-copy",
+        action="store_true",
+        help="let jobs run again on a ledger that was restored from an older copy",
+    )
     parser.add_argument("--sql", action="store_true", help="print the statements, change nothing")
     parser.set_defaults(run=run)
 
@@ -45,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         store = opened(args, world)
         asked(store.views())  # whoever opens a store brings it up to date
         if url.startswith(_SQLITE):
-            asked(ledger_of(world, store).jobs())  # and so does whoever asks a ledger
+            ledger = ledger_of(world, store)
+            asked(ledger.jobs())  # and so does whoever asks a ledger
+            if args.accept_copy and isinstance(ledger, SqliteLedger):
+                asked(ledger.accept_copy())
         asked(store.close())
     if not args.quiet:
         print(f"{redacted(url)} is ready")

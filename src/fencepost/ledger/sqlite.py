@@ -12,6 +12,7 @@ from fencepost.ledger import sqlite_rows as sql
 from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
 from fencepost.ledger.sqlite_books import SqliteBooks
 from fencepost.ledger.sqlite_schema import is_ready, migrate
+from fencepost.ledger.sqlite_testimony import Testimony
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
 from fencepost.model.run import RunEvent, RunRecord, State
@@ -53,6 +54,7 @@ class SqliteLedger:
         self._ready: Connection | None = None  # which connection was seen to have our tables
         able = leases.capabilities
         self.abilities = LedgerAbilities(able.durable, able.shared, transactional=able.durable)
+        self._testimony = Testimony(leases.file.path)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
 
     async def claim(self, want: Want) -> Claimed:
@@ -188,6 +190,10 @@ class SqliteLedger:
         )
         return [JobRecord(*row) for row in rows]
 
+    async def accept_copy(self) -> None:
+        """Take this file for the ledger, though it may be an older copy; an operator says so."""
+        await self._world.call(self._written, self._testimony.accept)
+
     @property
     def desk(self) -> Desk | None:
         """What a transaction for user code is made of, where there can be one."""
@@ -199,6 +205,7 @@ class SqliteLedger:
         """Close the file, and with it the leases."""
         for file in self._idle:
             file.close()
+        self._testimony.close()
         await self.leases.close()
 
     # What runs behind the door: one transaction each.
@@ -216,12 +223,14 @@ class SqliteLedger:
                 self._prepare(db)
             return work(db)
 
+        self._file.follow()
         result = self._file.write(prepared, durable=durable, patience=patience)
         if isinstance(result, RunLost):
             raise result
         return result
 
     def _read(self, work: Callable[[Connection], T]) -> T:
+        self._file.follow()
         if self._file.read(lambda db: db is not self._ready and not is_ready(db)):
             self._written(lambda _: None)
         return self._file.read(work)
@@ -229,15 +238,21 @@ class SqliteLedger:
     def _prepare(self, db: Connection) -> None:
         """Bring our tables up to date, or see that they are; inside of a write transaction."""
         if is_ready(db):
+            self._testimony.hear(db)
             self._ready = db
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.
             migrate(db, at=self._world.clocks.wall())
 
     def _claim(self, want: Want) -> Claimed:
-        claimed = self._written(lambda db: self._books.claim(db, want))
+        def work(db: Connection) -> Claimed:
+            self._testimony.refuse_doubtful(db)
+            return self._books.claim(db, want)
+
+        claimed = self._written(work)
         if claimed.grant is not None:
             self.leases.pulse.leases.add(want.holder.nonce)
+            self._testimony.tell(claimed.grant.token)
         return claimed
 
     def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:

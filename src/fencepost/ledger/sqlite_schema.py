@@ -7,6 +7,7 @@ has none of this in the file.
 from __future__ import annotations
 
 from fencepost.errors import Misuse
+from fencepost.ledger.sqlite_testimony import BEGIN_LIFE, CREATE_LIFE
 from fencepost.model.run import FIRST, TABLE, State, legal
 
 TYPE_CHECKING = False
@@ -230,6 +231,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _CREATE_EVENT_KEPT,
         _CREATE_COUNT,
         _CREATE_JOB,
+        CREATE_LIFE,
+        BEGIN_LIFE,
     ),
 )
 

@@ -46,6 +46,7 @@ class SqliteFile:
         self._turn = world.mutex()
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
+        self._inode = (0, 0)  # which file it was when it was opened
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
 
@@ -171,8 +172,20 @@ class SqliteFile:
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._connection, self._inode = connection, self._found()
         return connection
+
+    def follow(self) -> None:
+        """Let go of a file that somebody has replaced: the next use opens what is there now."""
+        if self._connection is not None and self._found() != self._inode:
+            self.close()
+
+    def _found(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return 0, 0
+        return status.st_dev, status.st_ino
 
     def _relax(self, connection: sqlite3.Connection) -> None:
         """Let commits from now on survive crashes only; whoever needs more calls ``_sync``.

@@ -1,8 +1,8 @@
 """A witness remembers, outside of a database, how far the database had come.
 
 A file that is replaced by an older copy of itself looks healthy from inside. Only somebody who saw
-it later can tell. The witness lives in a small file beside the database and is never copied with it.
-It is told after each claim, without a sync: what a power cut takes from it only makes it milder.
+it later can tell. The witness is a small file beside the database, which no copy brings along. It
+is told after each claim, without a sync: what a power cut takes from it only makes it milder.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Worker:
             chatty=False,
         )
         course = Course(self._world, run, hold, job.policy)
-        hold.beat = lambda _store, ttl: course.beat(self._ledger, ttl)
+        hold.beats_by(lambda _store, ttl: course.beat(self._ledger, ttl))
         doors = Doors(self._world, self._ledger)
         outside = (shared.network, shared.database, shared.recorder)
         moody = shared.moody and not self.calm

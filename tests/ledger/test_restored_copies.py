@@ -1,0 +1,138 @@
+"""A ledger replaced by an older copy is noticed, and nothing runs until somebody says so."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fencepost import Fencepost
+from fencepost.errors import LedgerDoubtful, RunLost
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fencepost import Run
+
+SLOT = datetime(2026, 1, 20, 2, tzinfo=UTC)
+
+
+def opened(folder: Path) -> Fencepost:
+    fp = Fencepost(f"sqlite:///{folder}/ledger.db")
+
+    @fp.job("work")
+    def work(run: Run) -> str:
+        return run.id
+
+    return fp
+
+
+def ran(folder: Path, hours: int) -> str:
+    with opened(folder) as fp:
+        return fp.trigger("work", SLOT + timedelta(hours=hours)).status
+
+
+def copied(folder: Path, *, back: bool) -> None:
+    """Copy the database away, or the copy back; nobody has it open, so it is one file."""
+    here, there = folder / "ledger.db", folder / "yesterday.db"
+    assert not (folder / "ledger.db-wal").exists()
+    if back:
+        here.unlink()
+        shutil.copyfile(there, here)
+    else:
+        shutil.copyfile(here, there)
+
+
+def restored(folder: Path) -> None:
+    ran(folder, 0)
+    copied(folder, back=False)
+    ran(folder, 1)
+    copied(folder, back=True)
+
+
+def test_nothing_runs_on_yesterdays_copy(tmp_path: Path) -> None:
+    restored(tmp_path)
+    with opened(tmp_path) as fp:
+        for hours in (1, 2):
+            with pytest.raises(LedgerDoubtful, match="looks like a restored copy"):
+                fp.trigger("work", SLOT + timedelta(hours=hours))
+        assert len(fp.runs("work")) == 1  # and nothing was written
+
+
+def test_it_runs_again_after_an_operator_has_said_so(tmp_path: Path) -> None:
+    restored(tmp_path)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    refusing = opened(tmp_path)
+    with pytest.raises(LedgerDoubtful):
+        refusing.trigger("work", SLOT + timedelta(hours=1))
+    program = "from fencepost.cli.main import main; raise SystemExit(main())"
+    words = ["migrate", "--url", url, "--accept-copy"]
+    subprocess.run([sys.executable, "-c", program, *words], check=True, capture_output=True)
+    with refusing as fp:  # which need not be restarted for that
+        assert fp.trigger("work", SLOT + timedelta(hours=1)).status == "succeeded"
+    assert [ran(tmp_path, hours) for hours in (0, 1)] == ["already_done", "already_done"]
+
+
+def test_a_file_that_is_replaced_under_a_running_instance_is_noticed(tmp_path: Path) -> None:
+    ran(tmp_path, 0)
+    copied(tmp_path, back=False)
+    with opened(tmp_path) as fp:
+        assert fp.trigger("work", SLOT + timedelta(hours=1)).status == "succeeded"
+        _replaced(tmp_path)
+        with pytest.raises(LedgerDoubtful):
+            fp.trigger("work", SLOT + timedelta(hours=2))
+
+
+def test_a_run_whose_ledger_is_replaced_beneath_it_is_lost(tmp_path: Path) -> None:
+    ran(tmp_path, 0)
+    copied(tmp_path, back=False)
+    with Fencepost(f"sqlite:///{tmp_path}/ledger.db") as fp:
+
+        @fp.job("work")
+        def work(run: Run) -> None:
+            _replaced(tmp_path)
+            with pytest.raises(RunLost, match="no record"):
+                run.save("half")
+
+        assert fp.trigger("work", SLOT + timedelta(hours=1)).status == "lost"
+
+
+def _replaced(folder: Path) -> None:
+    """Put the copy in place as a restore would: a new file, and no log of the old one."""
+    shutil.copyfile(folder / "yesterday.db", folder / "new.db")
+    for name in ("ledger.db-wal", "ledger.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "new.db").rename(folder / "ledger.db")
+
+
+def test_another_ledger_with_runs_in_it_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ran(elsewhere, 0)
+    ran(tmp_path, 0)
+    (tmp_path / "ledger.db").unlink()
+    shutil.copyfile(elsewhere / "ledger.db", tmp_path / "ledger.db")
+    with pytest.raises(LedgerDoubtful, match="not the one that was here before"):
+        ran(tmp_path, 1)
+
+
+def test_a_ledger_that_somebody_began_anew_is_no_copy(tmp_path: Path) -> None:
+    ran(tmp_path, 0)
+    (tmp_path / "ledger.db").unlink()
+    assert [ran(tmp_path, 0), ran(tmp_path, 1)] == ["succeeded", "succeeded"]
+
+
+def test_a_lost_witness_is_no_reason_to_stop(tmp_path: Path) -> None:
+    ran(tmp_path, 0)
+    shutil.rmtree(tmp_path / "ledger.db-live")
+    assert ran(tmp_path, 1) == "succeeded"
+
+
+def test_locks_go_on_without_a_witness(tmp_path: Path) -> None:
+    restored(tmp_path)
+    with opened(tmp_path) as fp, fp.lock("x") as lease:
+        assert lease.token > 0
