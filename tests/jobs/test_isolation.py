@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ def test_a_body_runs_in_another_process_than_its_trigger(
 def test_the_run_of_an_isolated_body_can_do_all_that_runs_can(
     url: str, face: str, tmp_path: Path
 ) -> None:
-    with closing(sqlite3.connect(tmp_path / "other.db")) as conn:
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as conn:
         conn.execute(CREATE_GUARD)
     outcome = triggered(face, url, bodies.all_of_it, cron="0 2 * * *")
     assert outcome.status == "succeeded", outcome
@@ -102,7 +102,7 @@ def test_the_run_of_an_isolated_body_can_do_all_that_runs_can(
         assert (run.state, run.done, run.total) == (State.SUCCEEDED, 2, 5)
         assert run.checkpoint == '{"page":2}'
         assert asyncio.run(counts(url, "job")) == {"emails  sent": 3}
-    with closing(sqlite3.connect(tmp_path / "other.db")) as conn:
+    with contextlib.closing(sqlite3.connect(tmp_path / "other.db")) as conn:
         assert conn.execute("SELECT max(token) FROM fencepost_guard").fetchone() == (token,)
 
 
@@ -142,9 +142,18 @@ def test_nothing_is_left_open_by_a_body_that_has_ended(fp: Fencepost) -> None:
     fp.job("job", isolation="process", loss_pause="10ms")(bodies.is_killed)
     fp.job("other", isolation="process")(bodies.pid)
     assert fp.trigger("other", SLOT)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = pipes_and_letters()
     assert fp.trigger("job", SLOT)
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert pipes_and_letters() == before
+
+
+def pipes_and_letters() -> list[str]:
+    """Return what this process has open besides files: the keeper opens those when it likes."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(name for name in found if name.startswith(("pipe:", "/memfd:")))
 
 
 def test_what_a_body_prints_is_printed(fp: Fencepost, capfd: pytest.CaptureFixture[str]) -> None:

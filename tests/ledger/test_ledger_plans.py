@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATEMENTS = {
-    "glance": sql.GLANCE,
+    "claim": sql.CLAIM_FREE,
+    "finish": sql.FINISH,
     "find": sql.FIND,
     "live": sql.FIND_LIVE,
     "has": sql.HAS,

@@ -11,6 +11,7 @@ from fencepost.ledger.sqlite_rows import INSERT, row_of
 from fencepost.ledger.sqlite_schema import migrate
 from fencepost.model.run import FIRST, TABLE, RunRecord, State, legal
 from fencepost.model.slot import RunKey
+from fencepost.stores.sqlite_schema import CREATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,8 @@ WAYS = {state: (state,) for state in FIRST} | {
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in CREATE:  # of the leases, which are there before any ledger
+        db.execute(statement)
     migrate(db, at=0.0)
     yield db
     db.close()
@@ -120,3 +123,24 @@ def test_an_event_is_never_changed(db: sqlite3.Connection) -> None:
     )
     with pytest.raises(sqlite3.IntegrityError, match="never changed"):
         db.execute("UPDATE fencepost_event SET what = 'nothing'")
+
+
+def test_a_run_that_no_longer_runs_holds_no_lease(db: sqlite3.Connection) -> None:
+    run = RunRecord(KEY, State.RUNNING, "job", "job", token=7)
+    holder = run.holder._replace(nonce="n")
+    db.execute(INSERT, ("default", *row_of(run._replace(holder=holder))))
+    lease = (
+        "INSERT INTO fencepost_lease "
+        "VALUES ('default', ?, 7, ?, 1, 'b', 9, 9, 0, 1, '', 1, '', '', '', '')"
+    )
+    for name, nonce in (("job", "n"), ("other", "n"), ("third", "m")):
+        db.execute(lease, (name, nonce))
+    db.execute("UPDATE fencepost_run SET beat_at = 1.0")
+    assert _held(db) == ["job", "other", "third"]
+    db.execute("UPDATE fencepost_run SET state = 'failed'")
+    assert _held(db) == ["other", "third"]
+
+
+def _held(db: sqlite3.Connection) -> list[str]:
+    rows = db.execute("SELECT name FROM fencepost_lease WHERE held = 1 ORDER BY name")
+    return [name for (name,) in rows]

@@ -258,11 +258,30 @@ class SqliteLedger:
     def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
         freed = False
         try:
-            run, freed = self._written(lambda db: self._books.finish(db, attempt, settled, report))
+            run = self._finish_for_good(attempt, settled, report)
+            freed = run is not None
+            if run is None:
+                ended = self._written(lambda db: self._books.finish(db, attempt, settled, report))
+                run, freed = ended
         finally:
             # Whatever was answered, this attempt is over: it needs nobody to vouch for it.
             self.leases.gave(attempt.lease, attempt.nonce, wake=freed)
         return run
+
+    def _finish_for_good(
+        self, attempt: Attempt, settled: Settled, report: Report
+    ) -> RunRecord | None:
+        """End an attempt by one statement, where nothing else is to be written; None elsewhere."""
+        if not settled.state.terminal or report.counts:
+            return None
+        self._file.follow()
+
+        def work(db: Connection) -> RunRecord | None:
+            if db is not self._ready:
+                return None  # a connection whose tables nobody has looked at yet
+            return self._books.finish_for_good(db, attempt, settled, report)
+
+        return self._file.write_one(work, durable=True)
 
     def _cancel(self, key: RunKey, force: bool, operator: str) -> RunRecord:  # noqa: FBT001 -- as above
         run, freed = self._written(lambda db: self._books.cancel(db, key, operator, force=force))

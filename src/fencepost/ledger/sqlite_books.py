@@ -16,6 +16,7 @@ from fencepost.model.claim import (
     Standing,
     Verdict,
     Want,
+    begun_record,
     changed_record,
     claimed_record,
     decide,
@@ -62,7 +63,10 @@ class SqliteBooks:
     def claim(self, db: Connection, want: Want) -> Claimed:
         """Decide, and carry the decision out."""
         now = self._world.clocks.wall()
-        scene = self._glance(db, want) or self._scene(db, want)
+        claimed = self._claim_free(db, want, now=now)
+        if claimed is not None:
+            return claimed
+        scene = self._scene(db, want)
         own, decision = scene.facts.own, decide(want, scene.facts, now=now)
         for other in scene.facts.others:
             if other.key in decision.superseded:
@@ -80,18 +84,19 @@ class SqliteBooks:
             fresh=decision.change is not None,
         )
 
-    def _glance(self, db: Connection, want: Want) -> Scene | None:
-        """Return the usual facts, that there are none; None if it takes a closer look."""
+    def _claim_free(self, db: Connection, want: Want, *, now: float) -> Claimed | None:
+        """Claim a run that nothing speaks against; None, and nothing changed, if something does."""
         if want.policy.overlap is Overlap.ALLOW:
             return None
-        space, lock, job = self._namespace, want.lock, want.key.job
-        values = (space, *want.key, space, lock, space, job, space, lock)
-        anything, *lease = db.execute(sql.GLANCE, values).fetchone()
-        token, held, beat = lease
-        if anything or held:
+        lock, ttl = want.lock, want.policy.lease
+        wish = self._leases.wish(lock, want.holder, ttl)
+        token, space = wish["since_us"], self._namespace
+        values = (space, *want.key, lock, token, *want.holder, want.trigger, now)
+        if not db.execute(sql.CLAIM_FREE, values).rowcount:
             return None
-        seen = None if token is None else (token, held, beat)
-        return Scene(Facts(None, (), {lock: Standing(lock)}), {lock: seen})
+        taken = self._leases.take_free(db, wish)
+        assert taken, "it was seen to be free, and nobody else can write while we do"
+        return Claimed(Verdict.GO, begun_record(want, token=token, now=now), Grant(token, ttl))
 
     def _scene(self, db: Connection, want: Want) -> Scene:
         own = self.find(db, want.key)
@@ -242,10 +247,20 @@ class SqliteBooks:
             db.execute(sql.END, values)
         return None
 
+    def finish_for_good(
+        self, db: Connection, attempt: Attempt, settled: Settled, report: Report
+    ) -> RunRecord | None:
+        """End the attempt in one statement, if that is all there is to it; None if it is not."""
+        now = self._world.clocks.wall()
+        ended = (settled.state.value, settled.reason, now, now, settled.result, settled.error)
+        values = (*ended, report.done, report.total, *self._key(attempt))
+        rows = db.execute(sql.FINISH, values).fetchall()
+        return sql.run_of(rows[0]) if rows else None
+
     def finish(
         self, db: Connection, attempt: Attempt, settled: Settled, report: Report
     ) -> Ended | RunLost:
-        """End the attempt and release its lease."""
+        """End the attempt; its lease is released by the file itself."""
         run = self.find(db, attempt.key)
         if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
             return Ended(run, freed=False)
@@ -258,7 +273,7 @@ class SqliteBooks:
         self._count(db, run.key, report)
         ended = ended_record(_reported(run, report), settled, now=now)
         self._put(db, ended, before=run)
-        return Ended(ended, self._leases.end(db, attempt.lease, attempt.nonce))
+        return Ended(ended, freed=True)
 
     def cancel(self, db: Connection, key: RunKey, operator: str, *, force: bool) -> Ended:
         """Cancel what does not run; ask what runs, or take it away."""

@@ -28,15 +28,29 @@ _COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
 # By name, because SQLite would rather walk over all that ever ran in the namespace.
 _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 
-# The usual claim finds all this missing: the run itself, live runs of its lock, a job that may not
-# run. One statement sees that, and how the lock's lease stands.
-GLANCE = f"""
-SELECT EXISTS (SELECT 1 FROM fencepost_run WHERE {_KEY})
-       OR EXISTS (SELECT 1 FROM {_LIVE_ONES} WHERE namespace = ? AND lock = ? AND {LIVE})
-       OR EXISTS (SELECT 1 FROM fencepost_job
-                   WHERE namespace = ? AND job = ? AND (quarantined <> '' OR paused <> '')),
-       lease.token, lease.held, lease.beat
-  FROM (SELECT 1) LEFT JOIN fencepost_lease AS lease ON lease.namespace = ? AND lease.name = ?"""
+# The usual claim, in one statement: there is no such run yet, no live run of its lock, the job may
+# run, and the lock's lease is free under a lower token. ``decide`` would say GO to just that; where
+# anything else is true nothing is inserted, and it is asked.
+CLAIM_FREE = f"""
+INSERT INTO fencepost_run (namespace, {_COLUMNS})
+SELECT ?1, ?2, ?3, ?4, ?5, 'running', ?6, ?6, ?7, ?8, ?9, ?10, ?11, '', '', ?12, ?13, ?13, 0.0, 0.0,
+       ?13, 0.0, 1, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0
+ WHERE NOT EXISTS (SELECT 1 FROM fencepost_run
+                    WHERE namespace = ?1 AND job = ?2 AND slot = ?3 AND manual = ?4 AND rerun = ?5)
+   AND NOT EXISTS (SELECT 1 FROM {_LIVE_ONES} WHERE namespace = ?1 AND lock = ?6 AND {LIVE})
+   AND NOT EXISTS (SELECT 1 FROM fencepost_job
+                    WHERE namespace = ?1 AND job = ?2 AND (quarantined <> '' OR paused <> ''))
+   AND EXISTS (SELECT 1 FROM fencepost_lease
+                WHERE namespace = ?1 AND name = ?6 AND held = 0 AND nonce <> ?8 AND token < ?7)"""
+
+# The usual end of an attempt, in one statement that is its own transaction: a trigger releases the
+# lease. No request to cancel changes an end that is final.
+FINISH = f"""
+UPDATE fencepost_run
+   SET state = ?, reason = ?, not_before = 0.0, ended_at = ?, beat_at = ?, result = ?, error = ?,
+       done = coalesce(?, done), total = coalesce(?, total)
+ WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?
+RETURNING {_COLUMNS}"""
 
 FIND = f"SELECT {_COLUMNS} FROM fencepost_run WHERE {_KEY}"
 

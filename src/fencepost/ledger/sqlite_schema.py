@@ -215,6 +215,16 @@ BEGIN
 END"""
 
 
+# A run that no longer runs holds no lease: whatever ends it frees what it held, in the same commit.
+_LEFT_TRIGGER = """
+CREATE TRIGGER IF NOT EXISTS fencepost_run_left AFTER UPDATE OF state ON fencepost_run
+  WHEN OLD.state = 'running' AND NEW.state <> 'running'
+BEGIN
+    UPDATE fencepost_lease
+       SET held = 0, ended = 'it was released'
+     WHERE namespace = OLD.namespace AND name = OLD.lease AND nonce = OLD.nonce AND held = 1;
+END"""
+
 # Each is applied once, in order; what was released is never edited.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -225,6 +235,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _CREATE_REFUSAL,
         _refusal_trigger(),
         _next_trigger(),
+        _LEFT_TRIGGER,
         _CREATE_ITEM,
         _CREATE_EVENT,
         _CREATE_EVENT_RUN,

@@ -353,6 +353,23 @@ def claimed_record(
     )
 
 
+def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
+    """Return a run as the first claim leaves it, where there was nothing before."""
+    return RunRecord(
+        want.key,
+        State.RUNNING,
+        want.lock,
+        want.lock,
+        token,
+        want.holder,
+        trigger=want.trigger,
+        created_at=now,
+        started_at=now,
+        beat_at=now,
+        starts=1,
+    )
+
+
 def changed_record(want: Want, own: RunRecord | None, change: Change, *, now: float) -> RunRecord:
     """Return a run as a decision about it leaves it."""
     run = own or _first_record(want, change, now=now)

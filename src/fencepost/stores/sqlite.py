@@ -417,6 +417,14 @@ class SqliteStore:
             self._sweep(db)
         return grant
 
+    def wish(self, name: str, holder: Holder, ttl: float) -> dict[str, Any]:
+        """Return a lease as it would be if it were free; ``since_us`` would be its token."""
+        return self._wanted(name, holder, ttl)
+
+    def take_free(self, db: Connection, wish: dict[str, Any]) -> bool:
+        """Grant what was wished for, if it is free and its last token is lower."""
+        return db.execute(_GRANT_FREE, wish).rowcount == 1
+
     def extend(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> bool:
         """Move the end of a lease; say whether it was still ours to move."""
         return self._move_end(db, name, nonce, token, ttl) == 1
