@@ -153,9 +153,7 @@ class MemoryLedger:
             if settled.state in UNFINISHED:
                 detail = settled.error or ""
                 self._tell(run, UNFINISHED[settled.state], now=now, detail=detail)
-            run = self._put(ended_record(run, settled, now=now))
-            self.leases.end(attempt.lease, attempt.nonce)
-            return run
+            return self._put(ended_record(run, settled, now=now))
 
     async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
         """Cancel what does not run; ask what runs, or take it away."""
@@ -357,5 +355,8 @@ class MemoryLedger:
     def _put(self, run: RunRecord) -> RunRecord:
         before = self._books.runs.get(run.key)
         assert legal(before and before.state, run.state), f"{before} cannot become {run}"
+        if before and before.state is State.RUNNING and run.state is not State.RUNNING:
+            # A run that no longer runs holds no lease: whatever ends it frees what it held.
+            self.leases.end(before.lease, before.holder.nonce)
         self._books.runs[run.key] = run
         return run

@@ -70,7 +70,7 @@ def ended_record(run: RunRecord, settled: Settled, *, now: float) -> RunRecord:
     return run._replace(
         state=settled.state,
         reason=settled.reason,
-        not_before=now + settled.pause if settled.pause else 0.0,
+        not_before=now + settled.pause if settled.pause and not settled.state.terminal else 0.0,
         ended_at=now if settled.state.terminal else 0.0,
         beat_at=now,
         result=settled.result,
