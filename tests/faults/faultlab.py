@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fencepost import Fencepost
+from fencepost.world.board import board_of
 from fencepost.world.clocks import SystemClocks
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/leases.db"
 
 
-def waiters(folder: Path) -> list[Path]:
-    """Return the pipes of those who stand in line, in their order."""
-    return sorted((folder / "leases.db-live").glob("*.waiter"))
+def waiters(folder: Path) -> list[int]:
+    """Return the tickets of those who stand in line, in their order."""
+    if not (folder / "leases.db-live").exists():
+        return []
+    return sorted(filter(None, board_of(str(folder / "leases.db-live")).tickets()))

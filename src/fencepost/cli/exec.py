@@ -134,6 +134,7 @@ class _Errand:
                 ttl=wanted.ttl,
                 wait=wanted.wait,
                 abandon=_leave_it,
+                handed=False,  # the guardians share the pulse of this process, and no seat
             )
             granted = asked(flow)
             self._granted = True

@@ -13,9 +13,10 @@ from fencepost.model.named import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from fencepost.model.lease import Grant, Holder
-    from fencepost.stores.api import LeaseStore, Place
+    from fencepost.stores.api import LeaseStore, OpenPlace, Place
     from fencepost.world.api import World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
@@ -38,12 +39,14 @@ async def acquire(
     ttl: float,
     wait: float,
     abandon: Callable[[str, str], None],
+    handed: bool = True,
 ) -> Granted:
     """Acquire one of ``names`` (a lease has one, a semaphore one for each permit) within ``wait``.
 
-    Raises ``LeaseHeld`` by whoever is due to end first.
+    Raises ``LeaseHeld`` by whoever is due to end first. Unless ``handed``, it is asked for and
+    never taken from the hands of its holder before us.
     """
-    asking = _Asking(world, store, names, holder=holder, ttl=ttl)
+    asking = _Asking(world, store, names, holder=holder, ttl=ttl, handed=handed)
     try:
         granted = await (asking.once() if wait <= 0 else asking.until(wait))
         asking.unsettled.discard(granted.name)
@@ -56,10 +59,20 @@ async def acquire(
 class _Asking:
     """One acquisition: the same nonce in every request."""
 
-    __slots__ = ("_holder", "_names", "_seen_free", "_store", "_ttl", "_world", "unsettled")
+    __slots__ = (
+        *("_doubted", "_holder", "_names", "_open", "_seen_free", "_store", "_ttl", "_world"),
+        *("_handed", "unsettled"),
+    )
 
     def __init__(
-        self, world: World, store: LeaseStore, names: Sequence[str], *, holder: Holder, ttl: float
+        self,
+        world: World,
+        store: LeaseStore,
+        names: Sequence[str],
+        *,
+        holder: Holder,
+        ttl: float,
+        handed: bool,
     ) -> None:
         self._world, self._store = world, store
         self._holder, self._ttl = holder, ttl
@@ -68,7 +81,10 @@ class _Asking:
             first = int(world.dice() * len(names))
             self._names = [*names[first:], *names[:first]]
         self.unsettled: set[str] = set()
-        self._seen_free: tuple[str, int] | None = None
+        self._seen_free: tuple[str, int, str] | None = None
+        self._open: OpenPlace | None = None  # where the lease can be handed to us
+        self._doubted = False  # a reply was lost
+        self._handed = handed and len(names) == 1
 
     async def once(self) -> Granted:
         """Ask for each name once; raise ``LeaseHeld`` if all are held."""
@@ -88,11 +104,12 @@ class _Asking:
         place = await self._store.line(self._names[0])
         served = False
         try:
+            self._invite(place)
             pause = _FIRST_PAUSE
             while (left := give_up - self._world.clocks.boottime()) > 0:
                 if place is None or await self._is_our_turn(place, left):
                     try:
-                        granted = await self.once()
+                        granted = await self._accepted() or await self.once()
                     except (LeaseHeld, StoreUnavailable):
                         pass  # the reason to wait on
                     else:
@@ -101,6 +118,7 @@ class _Asking:
                 if place is None:
                     await self._world.sleep(min(left, pause * (0.5 + self._world.dice())))
                     pause = min(pause * 1.6, _LONGEST_PAUSE)
+            self._withdraw()
             granted = await self.once()  # the last word: granted, or who has it
             served = True
             return granted
@@ -108,6 +126,34 @@ class _Asking:
             if place is not None:
                 # Where there are more permits, the next in line may be served as well.
                 await place.leave(served=served and len(self._names) == 1)
+
+    def _invite(self, place: Any) -> None:
+        """Let the lease be handed to us, where it can be. If we stop caring it must not stay."""
+        if not self._handed or not hasattr(place, "invite"):
+            return
+        self.unsettled.add(self._names[0])
+        if place.invite(self._names[0], holder=self._holder, ttl=self._ttl):
+            self._open = place
+        else:
+            self.unsettled.discard(self._names[0])
+
+    async def _accepted(self) -> Granted | None:
+        """Return what was handed to us, if anything was."""
+        if self._open is None:
+            return None
+        try:
+            handed = await self._open.accept()
+        except (OutcomeUnknown, StoreUnavailable):
+            return None  # to ask for it tells
+        return handed and Granted(self._names[0], handed.grant, handed.sent)
+
+    def _withdraw(self) -> None:
+        """Be handed nothing any more, so that the next answer is the last word."""
+        if self._open is not None:
+            self._open.withdraw()
+            self._open = None
+            if not self._doubted:
+                self.unsettled.discard(self._names[0])
 
     async def _settle(self, name: str) -> Granted:
         """Ask until the store's answer is known, for as long as a grant could last."""
@@ -120,7 +166,7 @@ class _Asking:
             try:
                 grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
             except OutcomeUnknown:
-                in_doubt = True
+                in_doubt = self._doubted = True
                 if self._world.clocks.boottime() >= give_up:
                     raise
                 await self._world.sleep(pause * (0.5 + self._world.dice()))
@@ -144,17 +190,20 @@ class _Asking:
         before, self._seen_free = self._seen_free, await self._looks_free()
         if self._seen_free is None:
             return False
-        return self._seen_free == before or await place.first()
+        if self._seen_free == before or self._seen_free[2] == self._holder.nonce:
+            return True  # the latter was handed to us by somebody who died before the call
+        return await place.first()
 
-    async def _looks_free(self) -> tuple[str, int] | None:
-        """Return a name that may be had, and its last token, without disturbing those who write."""
+    async def _looks_free(self) -> tuple[str, int, str] | None:
+        """Return a name that may be had, with its last token and nonce, and disturb no writer."""
         for name in self._names:
             try:
                 view = await self._store.peek(name)
             except StoreUnavailable:
                 continue  # asked again after the next nap
             if view is None:
-                return name, 0
-            if not view.held or view.alive is False:
-                return name, view.token
+                return name, 0, ""
+            ours = view.holder.nonce == self._holder.nonce
+            if ours or not view.held or view.alive is False:
+                return name, view.token, view.holder.nonce
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import BadUrl, LeaseLost, Misuse, StoreUnavailable, TokenStale
+from fencepost.errors import BadUrl, FencepostError, LeaseLost, Misuse, StoreUnavailable, TokenStale
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
@@ -33,9 +33,11 @@ from fencepost.model.name import well_formed
 from fencepost.model.named import NamedTuple
 from fencepost.model.watch import Watch
 from fencepost.stores.api import Capabilities
+from fencepost.stores.sqlite_handover import RELEASE, HandOver, SqlitePlace
 from fencepost.stores.sqlite_schema import is_ready, prepare
+from fencepost.world import seat
 from fencepost.world.disk import refuse_shared
-from fencepost.world.line import Line, LinePlace, can_queue, put_away
+from fencepost.world.line import Line
 from fencepost.world.pulse import Pulse
 from fencepost.world.sqlite import SqliteFile
 
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
     from fencepost.world.api import World
 
+_MOST_LINES = 1000  # that are kept in mind
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
 
@@ -92,18 +95,20 @@ UPDATE fencepost_lease
  WHERE namespace = :namespace AND name = :name
    AND token = :seen_token AND held = :seen_held AND beat = :seen_beat"""
 
+# What this nonce was granted already, by itself or by the holder before it.
+_ADOPT = """
+UPDATE fencepost_lease
+   SET expires_us = :expires_us, ttl_us = :ttl_us, beat = beat + 1, pulse = :pulse,
+       pulse_inode = :pulse_inode
+ WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token
+   AND held = 1 AND boot_id = :boot_id AND expires_us > :now_us"""
+
 # A renewal past the end is refused even if nobody came: past means past.
 _RENEW = """
 UPDATE fencepost_lease
    SET expires_us = :now_us + :ttl_us, ttl_us = :ttl_us, beat = beat + 1
  WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token
    AND held = 1 AND boot_id = :boot_id AND expires_us > :now_us"""
-
-_RELEASE = """
-UPDATE fencepost_lease
-   SET held = 0, ended = 'it was released'
- WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND held = 1
-   AND token = coalesce(:token, token)"""
 
 _BREAK = """
 UPDATE fencepost_lease
@@ -169,13 +174,15 @@ class SqliteStore:
         self._folder = path + "-live"
         self._pulse = Pulse(self._folder)
         self._watch = Watch()
+        self._lines: dict[str, Line] = {}
+        self._hand = HandOver(world, self._file, namespace=namespace)
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,
             notices_death=not self._private and self._pulse.possible,
             shared=not self._private,
             failover_safe=not self._private,
-            fair=not self._private and can_queue(),
+            fair=not self._private and seat.can_queue(),
             shortest_ttl=SHORTEST_TTL,
             longest_ttl=LONGEST_TTL,
         )
@@ -208,12 +215,14 @@ class SqliteStore:
         """Take the lease away and leave a record of it."""
         return await self._world.call(self._break, well_formed(name), token, reason, operator)
 
-    async def line(self, name: str) -> LinePlace | None:
+    async def line(self, name: str) -> SqlitePlace | None:
         """Stand in line, where there are named pipes to do it with."""
         if not self.capabilities.fair:
             return None
+        if not seat.has_spare(self._folder):
+            await self._world.call(self._tidy)
         try:
-            return await LinePlace.joined(self._world, self._line(name))
+            return await SqlitePlace.joined(self._world, self._line(name), self._hand)
         except OSError:
             return None  # no room, no right, no descriptor: who cannot stand in line asks again
 
@@ -256,18 +265,21 @@ class SqliteStore:
         now, era = self._now()
         verdict = judge(record, nonce=holder.nonce, now=now, era=era)
         if verdict is Verdict.OURS:
-            moved = self._move_end(db, name, holder.nonce, record.token, ttl)
-            return Grant(record.token, ttl, adopted=True) if moved else None
+            return self._adopt(db, wanted, record.token, ttl)
         if verdict is Verdict.SPENT:
             raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-        dead = False
+        proof = None
         if verdict is Verdict.HELD and not self._watch.long_enough(record, now=now, era=era):
-            dead = self._gone(row)
-            if not dead:
+            proof = None if self._private else self._pulse.proof(row.pulse, row.pulse_inode)
+            if proof is None:
                 raise refusal(record, expires_in=left(record, now=now, era=era))
         wanted |= {"seen_held": record.held, "seen_beat": record.beat}
-        grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=record.token)
-        if grant is not None and dead:
+        try:
+            grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=record.token)
+        finally:
+            if proof is not None:
+                os.close(proof)  # only now: who was handed the lease could take it otherwise
+        if grant is not None and proof is not None:
             self._sweep(db)
         return grant
 
@@ -290,6 +302,13 @@ class SqliteStore:
             "pulse": pulse,
             "pulse_inode": inode,
         }
+
+    def _adopt(
+        self, db: Connection, wanted: dict[str, Any], token: int, ttl: float
+    ) -> Grant | None:
+        """Have what we were granted, or handed, lean on the pulse of this process from now on."""
+        moved = db.execute(_ADOPT, wanted | {"token": token, "now_us": _us(self._now()[0])})
+        return Grant(token, ttl, adopted=True) if moved.rowcount else None
 
     def _grant_first(self, db: Connection, wanted: dict[str, Any], ttl: float) -> Grant | None:
         found = db.execute(_FIND_DELETED).fetchone()
@@ -332,13 +351,22 @@ class SqliteStore:
         ).rowcount
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
-        values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": token}
-        changed = self._file.write_one(lambda db: db.execute(_RELEASE, values).rowcount)
+        line = self._line(name) if self.capabilities.fair else None
+        given = line is not None and token is not None and self._hand.possible and line.anybody()
+        if line is not None and token is not None and given:
+            changed = self._hand.give(line, name, nonce, token)
+        else:
+            values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": token}
+            changed = bool(self._file.write_one(lambda db: db.execute(RELEASE, values).rowcount))
         self._pulse.leases.discard(nonce)
+        seat.let_go(nonce)
         if changed:
-            self._wake(name)
+            if line is not None and not given:
+                line.wake()
             return
         row = self._file.read(lambda db: self._find(db, name))
+        if row is not None and self._hand.was_given(nonce, to=row.record.holder.nonce):
+            return
         if row is None or row.record.holder.nonce != nonce or row.record.held:
             raise self._loss(name, nonce, token or 0)
 
@@ -382,7 +410,7 @@ class SqliteStore:
     def _close(self) -> None:
         self._file.close()
         self._pulse.end()
-        put_away(self._folder)
+        seat.put_away(self._folder)
 
     # Facts.
 
@@ -416,7 +444,12 @@ class SqliteStore:
         return clocks.boottime(), clocks.era() or ""
 
     def _line(self, name: str) -> Line:
-        return Line(self._folder, namespace=self._namespace, name=name)
+        line = self._lines.get(name)
+        if line is None:
+            if len(self._lines) >= _MOST_LINES:
+                self._lines.clear()
+            line = self._lines[name] = Line(self._folder, namespace=self._namespace, name=name)
+        return line
 
     def _wake(self, name: str) -> None:
         if self.capabilities.fair:
@@ -439,7 +472,17 @@ class SqliteStore:
         """Remove what the dead left behind, except for what leases lean on."""
         if not self._private:
             leaned_on = db.execute("SELECT pulse FROM fencepost_lease WHERE held").fetchall()
-            self._pulse.sweep(keep={pulse for (pulse,) in leaned_on})
+            keep = {pulse for (pulse,) in leaned_on}
+            self._pulse.sweep(keep=keep)
+            if self.capabilities.fair:
+                seat.sweep(self._folder, keep=keep)
+
+    def _tidy(self) -> None:
+        """Make room for a seat in line. Nobody depends on it."""
+        try:
+            self._file.read(self._sweep)
+        except FencepostError:
+            return
 
 
 def _us(seconds: float) -> int:

@@ -103,6 +103,23 @@ class SqliteFile:
                 self._sync()
             return result
 
+    def sync(self) -> None:
+        """Make sure that all that was committed, by whomever, survives a power cut."""
+        with self._turn:
+            self._relax(self._open(PATIENCE))
+            self._sync()
+
+    def sync_early(self) -> bool:
+        """Make it durable for somebody else, who will do so if we do not; say whether it is."""
+        with self._turn:
+            if self._log is None or self._log < 0:
+                return False
+            try:
+                os.fdatasync(self._log)
+            except OSError:
+                return False
+            return True
+
     def forget(self) -> None:
         """Start anew in a forked child, without touching what belongs to the parent."""
         if self._connection is not None:

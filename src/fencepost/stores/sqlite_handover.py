@@ -1,0 +1,195 @@
+"""A lease is handed over in one commit: its holder's release is the next one's grant.
+
+Whoever waits writes on the board what it wants. Whoever releases finds it there, grants the lease
+to the first in line instead of setting it free, and calls it; the grant leans on the pipe of that
+waiter, which takes the lease by locking the pipe, reading the row and syncing it. Until then the
+lease is for whoever comes: so neither the dead nor the stopped nor those who gave up keep anything
+that was handed to them. See docs/decisions/0007-direct-hand-over.md.
+"""
+
+from __future__ import annotations
+
+import os
+
+from fencepost.errors import OutcomeUnknown
+from fencepost.model.lease import Grant, next_token
+from fencepost.model.named import NamedTuple
+from fencepost.stores.api import Handed
+from fencepost.world.line import LinePlace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from sqlite3 import Connection
+
+    from fencepost.model.lease import Holder
+    from fencepost.world.api import World
+    from fencepost.world.line import Called, Line
+    from fencepost.world.seat import Seat
+    from fencepost.world.sqlite import SqliteFile
+
+RELEASE = """
+UPDATE fencepost_lease
+   SET held = 0, ended = 'it was released'
+ WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND held = 1
+   AND token = coalesce(:token, token)"""
+
+# The release and the next grant in one. The token grows as in any other grant.
+_HAND_OVER = """
+UPDATE fencepost_lease
+   SET token = ?, nonce = ?, held = 1, boot_id = ?, expires_us = ?, ttl_us = ?, beat = 0,
+       since_us = ?, host = ?, pid = ?, version = ?, pulse = ?, pulse_inode = ?, ended = ''
+ WHERE namespace = ? AND name = ? AND nonce = ? AND token = ? AND held = 1"""
+
+# What was handed to this nonce, if it still is for it to take.
+_FIND_HANDED = """
+SELECT token, expires_us, ttl_us
+  FROM fencepost_lease
+ WHERE namespace = ? AND name = ? AND nonce = ? AND pulse = ? AND held = 1 AND boot_id = ?
+   AND expires_us > ?"""
+
+
+class Wish(NamedTuple):
+    """What a waiter wants to be handed, as it stands on the board."""
+
+    namespace: str
+    name: str
+    boot_id: str
+    ttl_us: str
+    nonce: str
+    host: str
+    pid: str
+    version: str
+
+    def written(self) -> bytes:
+        """Return it as bytes."""
+        return "\n".join(self).encode()
+
+
+def read_wish(text: bytes) -> Wish | None:
+    """Return what somebody wrote on the board, or None if it makes no sense."""
+    try:
+        wish = Wish(*text.decode().split("\n"))
+        return wish if int(wish.ttl_us) > 0 and int(wish.pid) >= 0 and wish.nonce else None
+    except (TypeError, ValueError):
+        return None
+
+
+class HandOver:
+    """Both ends of a hand-over, in one namespace of one file."""
+
+    def __init__(self, world: World, file: SqliteFile, *, namespace: str) -> None:
+        self._world, self._file, self._namespace = world, file, namespace
+        # Without a boot id no two processes can compare their clocks. Without fdatasync whoever
+        # takes a lease could not make sure that its grant survives a power cut.
+        self.possible = bool(world.clocks.era()) and hasattr(os, "fdatasync")
+        # To whom each nonce gave its lease, where nobody can say whether that was committed.
+        self._doubtful: dict[str, str] = {}
+
+    def give(self, line: Line, name: str, nonce: str, token: int) -> bool:
+        """Release the lease, to the first in line if possible; say whether it was ours.
+
+        Who waits is looked up inside of the transaction. So whoever withdraws its wish and then
+        writes to the file, as an acquire does, knows what it was handed, or that it never will be.
+        """
+        called: Called | None = None
+        heir, fresh = "", 0
+
+        def work(db: Connection) -> int:
+            nonlocal called, heir, fresh
+            called = line.call()
+            wish = None if called is None else read_wish(called.wish)
+            if called is None or wish is None or not self._concerns(wish, name):
+                values = {"namespace": self._namespace, "name": name, "nonce": nonce}
+                return db.execute(RELEASE, values | {"token": token}).rowcount
+            heir = wish.nonce
+            wall_us = int(self._world.clocks.wall() * 1e6)
+            fresh = next_token(token, store_us=wall_us)
+            granted = self._granted(wish, called, fresh, wall_us)
+            return db.execute(_HAND_OVER, (*granted, self._namespace, name, nonce, token)).rowcount
+
+        try:
+            changed = bool(self._file.write(work, durable=False))
+        except OutcomeUnknown:
+            self._doubtful[nonce] = heir
+            raise
+        finally:
+            if called is not None:
+                called.hang_up()
+        if changed and heir and called is not None and self._file.sync_early():
+            called.confirm(fresh)
+        return changed
+
+    def was_given(self, nonce: str, *, to: str) -> bool:
+        """Say whether that is whom this nonce gave its lease, although the reply got lost."""
+        return bool(self._doubtful) and self._doubtful.pop(nonce, "") == to
+
+    def take(self, name: str, nonce: str, seat: Seat) -> Handed | None:
+        """Take what was handed to this nonce. None if nothing was, or it must be asked for.
+
+        Locked before it is read, and whoever takes over what nobody has locked keeps the lock from
+        us until it is done: so exactly one of us finds the lease to be its own.
+        """
+        if not seat.lock():
+            return None  # somebody looks whether we live; to ask for it needs no lock
+        clocks = self._world.clocks
+        now_us = int(clocks.boottime() * 1e6)
+        values = (self._namespace, name, nonce, seat.name, clocks.era(), now_us)
+        found = None
+        try:
+            found = self._file.read(lambda db: db.execute(_FIND_HANDED, values).fetchone())
+        finally:
+            if found is None:
+                seat.unlock()
+        if found is None:
+            return None
+        token, expires_us, ttl_us = found
+        return Handed(Grant(token, ttl_us / 1e6), (expires_us - ttl_us) / 1e6)
+
+    def sync(self) -> None:
+        """Make sure that what was taken survives a power cut."""
+        self._file.sync()
+
+    def wish(self, name: str, holder: Holder, ttl: float) -> bytes:
+        """Return what to write on the board to be handed a lease."""
+        _, host, pid, version = holder
+        era, ttl_us = self._world.clocks.era() or "", str(int(ttl * 1e6))
+        wish = Wish(self._namespace, name, era, ttl_us, holder.nonce, host, str(pid), version)
+        return wish.written()
+
+    def _concerns(self, wish: Wish, name: str) -> bool:
+        return wish[:3] == (self._namespace, name, self._world.clocks.era())
+
+    def _granted(
+        self, wish: Wish, called: Called, token: int, wall_us: int
+    ) -> tuple[str | int, ...]:
+        """Return the lease as it will be. Its waiter's trust begins with the instant read here."""
+        ttl_us = int(wish.ttl_us)
+        expires_us = int(self._world.clocks.boottime() * 1e6) + ttl_us
+        whose = (wish.host, int(wish.pid), wish.version, called.pipe, called.inode())
+        return (token, wish.nonce, wish.boot_id, expires_us, ttl_us, wall_us, *whose)
+
+
+class SqlitePlace(LinePlace):
+    """A place in line at which a lease can be handed over."""
+
+    def __init__(self, world: World, line: Line, hand: HandOver) -> None:
+        super().__init__(world, line)
+        self._hand = hand
+        self._wanted = ("", "")
+
+    def invite(self, name: str, *, holder: Holder, ttl: float) -> bool:
+        """Let the lease be handed to us by whoever releases it; say whether it can be."""
+        self._wanted = name, holder.nonce
+        return self._hand.possible and self.wish(self._hand.wish(name, holder, ttl))
+
+    async def accept(self) -> Handed | None:
+        """Take what was handed to us, if we were called for that."""
+        if not self.seat.deaf:
+            return None
+        self.listen()  # for the confirmation, and for any other call
+        handed = await self.world.call(self._hand.take, *self._wanted, self.seat)
+        if handed is not None:
+            if not await self.confirmed(handed.grant.token):
+                await self.world.call(self._hand.sync)
+            self.keep(self._wanted[1])
+        return handed
