@@ -98,7 +98,7 @@ def test_a_release_is_the_next_grant_in_one_commit(party: Callable[..., Party]) 
     heir = second.accept()
     assert heir is not None
     assert heir > token
-    assert first.verbs() == ["BEGIN", "UPDATE", "COMMIT"]
+    assert first.verbs() == ["UPDATE"]
     assert second.verbs() == ["SELECT"]
     view = finish(second.store.peek("x"))
     assert view is not None
@@ -248,6 +248,26 @@ def test_who_withdraws_is_told_the_truth_by_its_last_question(
     assert not view.held, "nothing is handed to who has withdrawn"
 
 
+def test_who_withdraws_between_the_call_and_the_commit_is_handed_nothing(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = party("a"), party("b")
+    token = first.acquire()
+    place = second.join()
+    fstat = Called.inode
+
+    def meanwhile(called: Called) -> str:
+        place.withdraw()
+        return fstat(called)
+
+    monkeypatch.setattr(Called, "inode", meanwhile)
+    first.release(token)
+    view = finish(second.store.peek("x"))
+    assert view is not None
+    assert not view.held
+    assert view.holder == first.holder
+
+
 @pytest.mark.parametrize("fault", ["torn", "another name", "another namespace", "nonsense"])
 def test_what_is_not_surely_wanted_is_set_free(party: Callable[..., Party], fault: str) -> None:
     first = party("a")
@@ -280,14 +300,14 @@ def test_a_release_whose_reply_was_lost_after_the_hand_over_is_no_loss(
     first, second = party("a"), party("b")
     token = first.acquire()
     second.join()
-    commit = type(first.store._file)._commit
+    write = type(first.store._file).write_one
 
-    def cut(*args: object) -> None:
-        commit(*args)  # type: ignore[arg-type]
+    def cut(*args: object, **words: object) -> None:
+        write(*args, **words)  # type: ignore[arg-type]
         raise OutcomeUnknown("the reply was lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(first.store._file), "_commit", cut)
+        patch.setattr(type(first.store._file), "write_one", cut)
         with pytest.raises(OutcomeUnknown):
             first.release(token)
     first.release(token)

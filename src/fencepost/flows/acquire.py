@@ -52,8 +52,9 @@ async def acquire(
         asking.unsettled.discard(granted.name)
         return granted
     finally:
-        for name in sorted(asking.unsettled):
-            abandon(name, holder.nonce)
+        if asking.unsettled:
+            for name in sorted(asking.unsettled):
+                abandon(name, holder.nonce)
 
 
 class _Asking:
@@ -88,6 +89,8 @@ class _Asking:
 
     async def once(self) -> Granted:
         """Ask for each name once; raise ``LeaseHeld`` if all are held."""
+        if len(self._names) == 1:
+            return await self._settle(self._names[0])
         soonest: LeaseHeld | None = None
         for name in self._names:
             try:
@@ -157,20 +160,21 @@ class _Asking:
 
     async def _settle(self, name: str) -> Granted:
         """Ask until the store's answer is known, for as long as a grant could last."""
-        give_up = self._world.clocks.boottime() + self._ttl
-        pause = _FIRST_PAUSE
+        boottime = self._world.clocks.boottime
+        sent = boottime()
+        give_up, pause = sent + self._ttl, _FIRST_PAUSE
         in_doubt = name in self.unsettled  # from an earlier round of asking
         self.unsettled.add(name)
         while True:
-            sent = self._world.clocks.boottime()
             try:
                 grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
             except OutcomeUnknown:
                 in_doubt = self._doubted = True
-                if self._world.clocks.boottime() >= give_up:
+                if boottime() >= give_up:
                     raise
                 await self._world.sleep(pause * (0.5 + self._world.dice()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
+                sent = boottime()
                 continue
             except (LeaseHeld, Misuse, StoreUnavailable):
                 # An earlier try may still be on its way, and be granted when nobody waits for it.

@@ -77,14 +77,18 @@ SELECT :namespace, :name, :token, :nonce, 1, :boot_id, :expires_us, :ttl_us, 0, 
        :host, :pid, :version, :pulse, :pulse_inode, ''
   FROM fencepost_file WHERE id = 1 AND token = :seen_token"""
 
-# The usual grant, in one statement: nobody has the lease, and the clock is ahead of its token.
+# The usual grant, in one statement: nobody has the lease, and the clock is ahead of its token. By
+# number, not by name: to look up a dozen names costs as much as to find the row.
 _GRANT_FREE = """
 UPDATE fencepost_lease
-   SET token = :since_us, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
-       ttl_us = :ttl_us, beat = 0, since_us = :since_us, host = :host, pid = :pid,
-       version = :version, pulse = :pulse, pulse_inode = :pulse_inode, ended = ''
- WHERE namespace = :namespace AND name = :name
-   AND held = 0 AND nonce <> :nonce AND token < :since_us"""
+   SET token = ?1, since_us = ?1, nonce = ?2, held = 1, boot_id = ?3, expires_us = ?4, ttl_us = ?5,
+       beat = 0, host = ?6, pid = ?7, version = ?8, pulse = ?9, pulse_inode = ?10, ended = ''
+ WHERE namespace = ?11 AND name = ?12 AND held = 0 AND nonce <> ?2 AND token < ?1"""
+
+_NUMBERED = (
+    *("since_us", "nonce", "boot_id", "expires_us", "ttl_us", "host", "pid", "version", "pulse"),
+    *("pulse_inode", "namespace", "name"),
+)
 
 # Any other grant, unless the lease is no longer what it was when the decision was made.
 _GRANT_AGAIN = """
@@ -175,7 +179,7 @@ class SqliteStore:
         self._pulse = Pulse(self._folder)
         self._watch = Watch()
         self._lines: dict[str, Line] = {}
-        self._hand = HandOver(world, self._file, namespace=namespace)
+        self._hand = HandOver(world, self._file, folder=self._folder, namespace=namespace)
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,
@@ -255,9 +259,16 @@ class SqliteStore:
 
         None if it changed between the decision and the grant: then it is asked for again.
         """
-        wanted = self._wanted(name, holder, ttl)
-        if db.execute(_GRANT_FREE, wanted).rowcount:
-            return Grant(wanted["since_us"], ttl)
+        # The pulse must beat before anybody can read a row that leans on it.
+        pulse = ("", "") if self._private else self._pulse.beat(holder.nonce)
+        now, era = self._now()
+        nonce, *who = holder
+        since_us, ttl_us = _us(self._world.clocks.wall()), _us(ttl)
+        times = (era, _us(now) + ttl_us, ttl_us)
+        lease = (since_us, nonce, *times, *who, *pulse, self._namespace, name)
+        if db.execute(_GRANT_FREE, lease).rowcount:
+            return Grant(since_us, ttl)
+        wanted: dict[str, Any] = dict(zip(_NUMBERED, lease, strict=True))
         row = self._find(db, name)
         if row is None:
             return self._grant_first(db, wanted, ttl)
@@ -282,26 +293,6 @@ class SqliteStore:
         if grant is not None and proof is not None:
             self._sweep(db)
         return grant
-
-    def _wanted(self, name: str, holder: Holder, ttl: float) -> dict[str, Any]:
-        """Return the lease as it will be, but for its token, if nobody is quicker."""
-        # The pulse must beat before anybody can read a row that leans on it.
-        pulse, inode = ("", "") if self._private else self._pulse.beat(holder.nonce)
-        now, era = self._now()
-        return {
-            "namespace": self._namespace,
-            "name": name,
-            "nonce": holder.nonce,
-            "boot_id": era,
-            "expires_us": _us(now) + _us(ttl),
-            "ttl_us": _us(ttl),
-            "since_us": _us(self._world.clocks.wall()),
-            "host": holder.host,
-            "pid": holder.pid,
-            "version": holder.version,
-            "pulse": pulse,
-            "pulse_inode": inode,
-        }
 
     def _adopt(
         self, db: Connection, wanted: dict[str, Any], token: int, ttl: float
@@ -352,16 +343,16 @@ class SqliteStore:
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
         line = self._line(name) if self.capabilities.fair else None
-        given = line is not None and token is not None and self._hand.possible and line.anybody()
-        if line is not None and token is not None and given:
+        if line is not None and token is not None and line.anybody() and self._hand.possible:
             changed = self._hand.give(line, name, nonce, token)
+            line = None  # it was told
         else:
-            values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": token}
+            values = (self._namespace, name, nonce, token)
             changed = bool(self._file.write_one(lambda db: db.execute(RELEASE, values).rowcount))
         self._pulse.leases.discard(nonce)
         seat.let_go(nonce)
         if changed:
-            if line is not None and not given:
+            if line is not None and line.anybody():
                 line.wake()
             return
         row = self._file.read(lambda db: self._find(db, name))
@@ -461,6 +452,7 @@ class SqliteStore:
         """Make the file ready for this version on this machine, or refuse it."""
         if not self._private:
             os.makedirs(self._folder, exist_ok=True)
+            self._hand.set_up(db)
         clocks = self._world.clocks
         if not is_ready(db, era=clocks.era() or "", time_namespace=clocks.namespace()):
             db.execute("BEGIN IMMEDIATE")

@@ -10,12 +10,13 @@ that was handed to them. See docs/decisions/0007-direct-hand-over.md.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from fencepost.errors import OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
-from fencepost.world.line import LinePlace
+from fencepost.world.line import LinePlace, still_waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
 RELEASE = """
 UPDATE fencepost_lease
    SET held = 0, ended = 'it was released'
- WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND held = 1
-   AND token = coalesce(:token, token)"""
+ WHERE namespace = ? AND name = ? AND nonce = ? AND held = 1 AND token = coalesce(?, token)"""
 
-# The release and the next grant in one. The token grows as in any other grant.
+# The release and the next grant in one, if the waiter still waits.
 _HAND_OVER = """
 UPDATE fencepost_lease
    SET token = ?, nonce = ?, held = 1, boot_id = ?, expires_us = ?, ttl_us = ?, beat = 0,
        since_us = ?, host = ?, pid = ?, version = ?, pulse = ?, pulse_inode = ?, ended = ''
- WHERE namespace = ? AND name = ? AND nonce = ? AND token = ? AND held = 1"""
+ WHERE namespace = ? AND name = ? AND nonce = ? AND token = ? AND held = 1
+   AND fencepost_waits(?, ?)"""
 
 # What was handed to this nonce, if it still is for it to take.
 _FIND_HANDED = """
@@ -74,50 +75,78 @@ def read_wish(text: bytes) -> Wish | None:
         return None
 
 
+class _Offer:
+    """Whom a lease is offered. Asked again, as a busy file makes us do, it calls anew."""
+
+    def __init__(self) -> None:
+        self.called: Called | None = None
+        self.heir, self.token = "", 0
+
+    def call(self, line: Line) -> None:
+        self.hang_up()
+        self.called, self.token = None, 0
+        self.called = line.call()
+
+    def wish(self) -> Wish | None:
+        return None if self.called is None else read_wish(self.called.wish)
+
+    def hang_up(self) -> None:
+        if self.called is not None:
+            self.called.hang_up()
+
+
 class HandOver:
     """Both ends of a hand-over, in one namespace of one file."""
 
-    def __init__(self, world: World, file: SqliteFile, *, namespace: str) -> None:
-        self._world, self._file, self._namespace = world, file, namespace
+    def __init__(self, world: World, file: SqliteFile, *, folder: str, namespace: str) -> None:
+        self._world, self._file = world, file
+        self._folder, self._namespace = folder, namespace
         # Without a boot id no two processes can compare their clocks. Without fdatasync whoever
         # takes a lease could not make sure that its grant survives a power cut.
         self.possible = bool(world.clocks.era()) and hasattr(os, "fdatasync")
         # To whom each nonce gave its lease, where nobody can say whether that was committed.
         self._doubtful: dict[str, str] = {}
 
-    def give(self, line: Line, name: str, nonce: str, token: int) -> bool:
-        """Release the lease, to the first in line if possible; say whether it was ours.
+    def set_up(self, db: Connection) -> None:
+        """Let statements ask who waits, for by then they have the write lock.
 
-        Who waits is looked up inside of the transaction. So whoever withdraws its wish and then
-        writes to the file, as an acquire does, knows what it was handed, or that it never will be.
+        So whoever withdraws its wish and then writes to the file, as an acquire does, knows what it
+        was handed, or that it never will be.
         """
-        called: Called | None = None
-        heir, fresh = "", 0
+        db.create_function("fencepost_waits", 2, partial(still_waits, self._folder))
+
+    def give(self, line: Line, name: str, nonce: str, token: int) -> bool:
+        """Release the lease, to the first in line if possible; say whether it was ours."""
+        offer = _Offer()
 
         def work(db: Connection) -> int:
-            nonlocal called, heir, fresh
-            called = line.call()
-            wish = None if called is None else read_wish(called.wish)
-            if called is None or wish is None or not self._concerns(wish, name):
-                values = {"namespace": self._namespace, "name": name, "nonce": nonce}
-                return db.execute(RELEASE, values | {"token": token}).rowcount
-            heir = wish.nonce
-            wall_us = int(self._world.clocks.wall() * 1e6)
-            fresh = next_token(token, store_us=wall_us)
-            granted = self._granted(wish, called, fresh, wall_us)
-            return db.execute(_HAND_OVER, (*granted, self._namespace, name, nonce, token)).rowcount
+            # Called before the commit, the waiter is awake by the time it hears us hang up.
+            offer.call(line)
+            wish = offer.wish()
+            if offer.called is not None and wish is not None and self._concerns(wish, name):
+                offer.heir = wish.nonce
+                wall_us = int(self._world.clocks.wall() * 1e6)
+                offer.token = next_token(token, store_us=wall_us)
+                granted = self._granted(wish, offer.called, offer.token, wall_us)
+                waits = (offer.called.slot, offer.called.ticket)
+                values = (*granted, self._namespace, name, nonce, token, *waits)
+                if db.execute(_HAND_OVER, values).rowcount:
+                    return 1
+            offer.token = 0
+            return db.execute(RELEASE, (self._namespace, name, nonce, token)).rowcount
 
         try:
-            changed = bool(self._file.write(work, durable=False))
+            changed = self._file.write_one(work)
         except OutcomeUnknown:
-            self._doubtful[nonce] = heir
+            self._doubtful[nonce] = offer.heir
             raise
         finally:
-            if called is not None:
-                called.hang_up()
-        if changed and heir and called is not None and self._file.sync_early():
-            called.confirm(fresh)
-        return changed
+            offer.hang_up()
+        if offer.called is None:
+            line.wake()  # who has come since
+        elif changed and offer.token and self._file.sync_early():
+            offer.called.confirm(offer.token)
+        return bool(changed)
 
     def was_given(self, nonce: str, *, to: str) -> bool:
         """Say whether that is whom this nonce gave its lease, although the reply got lost."""

@@ -8,6 +8,7 @@ board what it wants may find, when it is called, that it has it already.
 from __future__ import annotations
 
 import os
+import time
 import zlib
 
 from fencepost.model.name import base
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 LONGEST_NAP = 0.2
 # Longer than most disks take. Who waited in vain only has to see to it by itself.
 _CONFIRMED_WITHIN = 0.05
+_GIVE_WAY = 0.0002
 
 
 class Called(NamedTuple):
@@ -35,6 +37,7 @@ class Called(NamedTuple):
     fd: int
     pipe: str
     wish: bytes
+    ticket: int
     slot: int
     folder: str
 
@@ -47,9 +50,13 @@ class Called(NamedTuple):
         os.close(self.fd)
 
     def confirm(self, token: int) -> None:
-        """Tell it that what it was handed is on disk, and let it hear so."""
+        """Tell it that what it was handed is on disk, and let it hear so.
+
+        Then give way: Linux may have it wait for the very core that we would go on to use.
+        """
         board_of(self.folder).confirm(self.slot, token)
         reach(self.folder, self.pipe, then_close=True)
+        time.sleep(_GIVE_WAY)
 
 
 class Line:
@@ -112,7 +119,15 @@ class Line:
             board.withdraw(slot, ticket)
         if fd is None or fd < 0:
             return None
-        return Called(fd, pipe, board.read(slot, ticket), slot, self.folder)
+        return Called(fd, pipe, board.read(slot, ticket), ticket, slot, self.folder)
+
+
+def still_waits(folder: str, slot: int, ticket: int) -> bool:
+    """Say whether somebody waits at that slot, and has done so since then."""
+    try:
+        return board_of(folder).ticket(slot) == ticket
+    except OSError:
+        return False
 
 
 class LinePlace:

@@ -95,11 +95,13 @@ class SqliteFile:
         Cheaper than ``write`` by two statements. If the file is busy all of ``work`` is done again.
         """
         with self._turn:
-            connection = self._open(patience)
-            if not durable:
+            connection = self._connection
+            if connection is None or connection.in_transaction:
+                connection = self._open(patience)
+            if self._log is None and not durable:
                 self._relax(connection)
             result = self._until_free(connection, work, patience)
-            if durable:
+            if durable and self._log is not None:
                 self._sync()
             return result
 
