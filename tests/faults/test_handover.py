@@ -57,7 +57,11 @@ class Party:
         assert self.place is not None
         finish(self.place.turn(1.0))
         handed = finish(self.place.accept())
-        return None if handed is None else handed.grant.token
+        if handed is None:
+            return None
+        assert handed.confirm is not None
+        finish(handed.confirm())  # type: ignore[arg-type]
+        return handed.grant.token
 
     def trace(self) -> None:
         finish(self.store.peek("x"))
@@ -394,7 +398,6 @@ def test_who_must_not_be_handed_anything_wishes_for_nothing(
         ttl=30,
         wait=0.05,
         abandon=lambda *_: None,
-        handed=False,
     )
     wishes: list[bytes] = []
     readable = BlockingWorld.readable

@@ -126,6 +126,7 @@ class _Errand:
                 signal.signal(signum, self._receive)
         wanted = self._wanted
         try:
+            # Nothing is handed to us: the guardians share the pulse of this process, and no seat.
             flow = acquire(
                 self._world,
                 self._store,
@@ -134,7 +135,6 @@ class _Errand:
                 ttl=wanted.ttl,
                 wait=wanted.wait,
                 abandon=_leave_it,
-                handed=False,  # the guardians share the pulse of this process, and no seat
             )
             granted = asked(flow)
             self._granted = True

@@ -12,7 +12,7 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from typing import Any
 
     from fencepost.model.lease import Grant, Holder
@@ -23,11 +23,15 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
 
 
 class Granted(NamedTuple):
-    """A grant, and the instant before the request for it was sent."""
+    """A grant, and the instant before the request for it was sent.
+
+    Where there is something to ``confirm`` nobody may rely on it before that was awaited.
+    """
 
     name: str
     grant: Grant
     sent: float
+    confirm: Callable[[], Awaitable[None]] | None = None
 
 
 async def acquire(
@@ -39,12 +43,12 @@ async def acquire(
     ttl: float,
     wait: float,
     abandon: Callable[[str, str], None],
-    handed: bool = True,
+    handed: bool = False,
 ) -> Granted:
     """Acquire one of ``names`` (a lease has one, a semaphore one for each permit) within ``wait``.
 
     Raises ``LeaseHeld`` by whoever is due to end first. Unless ``handed``, it is asked for and
-    never taken from the hands of its holder before us.
+    never taken from the hands of the holder before us; then there is nothing to confirm.
     """
     asking = _Asking(world, store, names, holder=holder, ttl=ttl, handed=handed)
     try:
@@ -148,7 +152,7 @@ class _Asking:
             handed = await self._open.accept()
         except (OutcomeUnknown, StoreUnavailable):
             return None  # to ask for it tells
-        return handed and Granted(self._names[0], handed.grant, handed.sent)
+        return handed and Granted(self._names[0], *handed)
 
     def _withdraw(self) -> None:
         """Be handed nothing any more, so that the next answer is the last word."""

@@ -11,6 +11,8 @@ from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from fencepost.model.lease import Grant, Holder, View
 
 
@@ -41,10 +43,14 @@ class Place(Protocol):
 
 
 class Handed(NamedTuple):
-    """A grant that somebody else asked for on our behalf, and the instant of it or an earlier."""
+    """A grant that somebody else asked for on our behalf, and the instant of it or an earlier.
+
+    Only after ``confirm`` was awaited it is as durable as one that we asked for.
+    """
 
     grant: Grant
     sent: float
+    confirm: Callable[[], Awaitable[None]] | None = None
 
 
 class OpenPlace(Place, Protocol):

@@ -16,7 +16,7 @@ from fencepost.errors import OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
-from fencepost.world.line import LinePlace, still_waits
+from fencepost.world.line import LinePlace, confirmed, still_waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,9 +216,14 @@ class SqlitePlace(LinePlace):
         if not self.seat.deaf:
             return None
         self.listen()  # for the confirmation, and for any other call
-        handed = await self.world.call(self._hand.take, *self._wanted, self.seat)
-        if handed is not None:
-            if not await self.confirmed(handed.grant.token):
-                await self.world.call(self._hand.sync)
-            self.keep(self._wanted[1])
-        return handed
+        seat = self.seat
+        handed = await self.world.call(self._hand.take, *self._wanted, seat)
+        if handed is None:
+            return None
+        self.keep(self._wanted[1])
+        return handed._replace(confirm=partial(self._confirm, seat, handed.grant.token))
+
+    async def _confirm(self, seat: Seat, token: int) -> None:
+        """Wait until the grant is on disk, or see to it. We may have left the line by now."""
+        if not await confirmed(self.world, seat, token):
+            await self.world.call(self._hand.sync)

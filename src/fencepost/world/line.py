@@ -122,6 +122,13 @@ class Line:
         return Called(fd, pipe, board.read(slot, ticket), ticket, slot, self.folder)
 
 
+async def confirmed(world: World, seat: Seat, token: int) -> bool:
+    """Say whether what was handed over is on disk; wait a moment for those who see to that."""
+    if seat.board.confirmed(seat.slot) != token:
+        seat.deaf = await world.readable(seat.fd, _CONFIRMED_WITHIN) or seat.deaf
+    return seat.board.confirmed(seat.slot) == token
+
+
 def still_waits(folder: str, slot: int, ticket: int) -> bool:
     """Say whether somebody waits at that slot, and has done so since then."""
     try:
@@ -193,13 +200,6 @@ class LinePlace:
         self._wish = b""
         if self._seat is not None:
             self._seat.board.withdraw(self._seat.slot, self._ticket)
-
-    async def confirmed(self, token: int) -> bool:
-        """Say whether what was handed to us is on disk; wait a moment for those who see to that."""
-        seat = self.seat
-        if seat.board.confirmed(seat.slot) != token:
-            seat.deaf = await self.world.readable(seat.fd, _CONFIRMED_WITHIN)
-        return seat.board.confirmed(seat.slot) == token
 
     def keep(self, nonce: str) -> None:
         """Take note that we took what was handed to us: our seat is what it leans on."""

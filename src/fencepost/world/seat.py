@@ -203,7 +203,10 @@ def sweep(folder: str, *, keep: set[str]) -> None:
 
     Pipes at which somebody waits are left alone: to try them would be to call their owners.
     """
-    board = board_of(folder)
+    try:
+        board = board_of(folder)
+    except OSError:
+        return  # not ours to use, or no room: then nobody here stands in line either
     waited_at = {board.pipe(slot) for slot, ticket in enumerate(board.tickets()) if ticket}
     for entry in os.listdir(folder):
         unused = entry.endswith(_SUFFIX) and entry not in keep and entry not in waited_at
