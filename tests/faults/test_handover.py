@@ -258,13 +258,13 @@ def test_who_withdraws_between_the_call_and_the_commit_is_handed_nothing(
     first, second = party("a"), party("b")
     token = first.acquire()
     place = second.join()
-    fstat = Called.inode
+    still_waits = Called.still_waits
 
-    def meanwhile(called: Called) -> str:
+    def meanwhile(called: Called) -> bool:
         place.withdraw()
-        return fstat(called)
+        return still_waits(called)
 
-    monkeypatch.setattr(Called, "inode", meanwhile)
+    monkeypatch.setattr(Called, "still_waits", meanwhile)
     first.release(token)
     view = finish(second.store.peek("x"))
     assert view is not None

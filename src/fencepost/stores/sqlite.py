@@ -179,7 +179,7 @@ class SqliteStore:
         self._pulse = Pulse(self._folder)
         self._watch = Watch()
         self._lines: dict[str, Line] = {}
-        self._hand = HandOver(world, self._file, folder=self._folder, namespace=namespace)
+        self._hand = HandOver(world, self._file, namespace=namespace)
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,

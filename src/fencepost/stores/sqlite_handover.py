@@ -16,7 +16,7 @@ from fencepost.errors import OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
-from fencepost.world.line import LinePlace, confirmed, still_waits
+from fencepost.world.line import LinePlace, confirmed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ UPDATE fencepost_lease
    SET held = 0, ended = 'it was released'
  WHERE namespace = ? AND name = ? AND nonce = ? AND held = 1 AND token = coalesce(?, token)"""
 
-# The release and the next grant in one, if the waiter still waits.
+# The release and the next grant in one, if the waiter still waits. By number, as in Wish.
 _HAND_OVER = """
 UPDATE fencepost_lease
-   SET token = ?, nonce = ?, held = 1, boot_id = ?, expires_us = ?, ttl_us = ?, beat = 0,
-       since_us = ?, host = ?, pid = ?, version = ?, pulse = ?, pulse_inode = ?, ended = ''
- WHERE namespace = ? AND name = ? AND nonce = ? AND token = ? AND held = 1
-   AND fencepost_waits(?, ?)"""
+   SET token = ?1, since_us = ?2, expires_us = ?3, boot_id = ?6, ttl_us = ?7, nonce = ?8,
+       host = ?9, pid = ?10, version = ?11, pulse = ?12, pulse_inode = ?13, held = 1, beat = 0,
+       ended = ''
+ WHERE namespace = ?4 AND name = ?5 AND nonce = ?14 AND token = ?15 AND held = 1
+   AND fencepost_waits()"""
 
 # What was handed to this nonce, if it still is for it to take.
 _FIND_HANDED = """
@@ -50,27 +51,25 @@ SELECT token, expires_us, ttl_us
 
 
 class Wish(NamedTuple):
-    """What a waiter wants to be handed, as it stands on the board."""
+    """What a waiter wants to be handed, and the pipe that it will lean on."""
 
     namespace: str
     name: str
     boot_id: str
-    ttl_us: str
+    ttl_us: int
     nonce: str
     host: str
-    pid: str
+    pid: int
     version: str
-
-    def written(self) -> bytes:
-        """Return it as bytes."""
-        return "\n".join(self).encode()
+    pulse: str
+    pulse_inode: str
 
 
 def read_wish(text: bytes) -> Wish | None:
     """Return what somebody wrote on the board, or None if it makes no sense."""
     try:
-        wish = Wish(*text.decode().split("\n"))
-        return wish if int(wish.ttl_us) > 0 and int(wish.pid) >= 0 and wish.nonce else None
+        where, name, era, ttl_us, nonce, host, pid, *rest = text.decode().split("\n")
+        return Wish(where, name, era, int(ttl_us), nonce, host, int(pid), *rest)
     except (TypeError, ValueError):
         return None
 
@@ -78,16 +77,16 @@ def read_wish(text: bytes) -> Wish | None:
 class _Offer:
     """Whom a lease is offered. Asked again, as a busy file makes us do, it calls anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self.called: Called | None = None
         self.heir, self.token = "", 0
 
-    def call(self, line: Line) -> None:
+    def call(self) -> Wish | None:
         self.hang_up()
         self.called, self.token = None, 0
-        self.called = line.call()
-
-    def wish(self) -> Wish | None:
+        # Called before the commit, the waiter is awake by the time it hears us hang up.
+        self.called = self._line.call()
         return None if self.called is None else read_wish(self.called.wish)
 
     def hang_up(self) -> None:
@@ -98,9 +97,9 @@ class _Offer:
 class HandOver:
     """Both ends of a hand-over, in one namespace of one file."""
 
-    def __init__(self, world: World, file: SqliteFile, *, folder: str, namespace: str) -> None:
-        self._world, self._file = world, file
-        self._folder, self._namespace = folder, namespace
+    def __init__(self, world: World, file: SqliteFile, *, namespace: str) -> None:
+        self._world, self._file, self._namespace = world, file, namespace
+        self._called: Called | None = None  # whom the statement that is being run is about
         # Without a boot id no two processes can compare their clocks. Without fdatasync whoever
         # takes a lease could not make sure that its grant survives a power cut.
         self.possible = bool(world.clocks.era()) and hasattr(os, "fdatasync")
@@ -113,23 +112,22 @@ class HandOver:
         So whoever withdraws its wish and then writes to the file, as an acquire does, knows what it
         was handed, or that it never will be.
         """
-        db.create_function("fencepost_waits", 2, partial(still_waits, self._folder))
+        db.create_function("fencepost_waits", 0, self._waits)
 
     def give(self, line: Line, name: str, nonce: str, token: int) -> bool:
         """Release the lease, to the first in line if possible; say whether it was ours."""
-        offer = _Offer()
+        offer = _Offer(line)
 
         def work(db: Connection) -> int:
-            # Called before the commit, the waiter is awake by the time it hears us hang up.
-            offer.call(line)
-            wish = offer.wish()
-            if offer.called is not None and wish is not None and self._concerns(wish, name):
-                offer.heir = wish.nonce
-                wall_us = int(self._world.clocks.wall() * 1e6)
+            wish = offer.call()
+            if wish is not None and self._concerns(wish, name):
+                self._called, offer.heir = offer.called, wish.nonce
+                clocks = self._world.clocks
+                wall_us = int(clocks.wall() * 1e6)
                 offer.token = next_token(token, store_us=wall_us)
-                granted = self._granted(wish, offer.called, offer.token, wall_us)
-                waits = (offer.called.slot, offer.called.ticket)
-                values = (*granted, self._namespace, name, nonce, token, *waits)
+                # The trust of whoever takes it begins with the instant that is read here.
+                expires_us = int(clocks.boottime() * 1e6) + wish.ttl_us
+                values = (offer.token, wall_us, expires_us, *wish, nonce, token)
                 if db.execute(_HAND_OVER, values).rowcount:
                     return 1
             offer.token = 0
@@ -179,23 +177,17 @@ class HandOver:
         self._file.sync()
 
     def wish(self, name: str, holder: Holder, ttl: float) -> bytes:
-        """Return what to write on the board to be handed a lease."""
-        _, host, pid, version = holder
-        era, ttl_us = self._world.clocks.era() or "", str(int(ttl * 1e6))
-        wish = Wish(self._namespace, name, era, ttl_us, holder.nonce, host, str(pid), version)
-        return wish.written()
+        """Return what to write on the board, but for the pipe, to be handed a lease."""
+        nonce, host, pid, version = holder
+        lease = f"{self._namespace}\n{name}\n{self._world.clocks.era()}\n{int(ttl * 1e6)}"
+        return f"{lease}\n{nonce}\n{host}\n{pid}\n{version}".encode()
 
     def _concerns(self, wish: Wish, name: str) -> bool:
-        return wish[:3] == (self._namespace, name, self._world.clocks.era())
+        whose = wish[:3] == (self._namespace, name, self._world.clocks.era())
+        return whose and wish.ttl_us > 0 and bool(wish.nonce)
 
-    def _granted(
-        self, wish: Wish, called: Called, token: int, wall_us: int
-    ) -> tuple[str | int, ...]:
-        """Return the lease as it will be. Its waiter's trust begins with the instant read here."""
-        ttl_us = int(wish.ttl_us)
-        expires_us = int(self._world.clocks.boottime() * 1e6) + ttl_us
-        whose = (wish.host, int(wish.pid), wish.version, called.pipe, called.inode())
-        return (token, wish.nonce, wish.boot_id, expires_us, ttl_us, wall_us, *whose)
+    def _waits(self) -> bool:
+        return self._called is not None and self._called.still_waits()
 
 
 class SqlitePlace(LinePlace):

@@ -14,7 +14,6 @@ import zlib
 from fencepost.model.name import base
 from fencepost.model.named import NamedTuple
 from fencepost.world.board import LONGEST_TEXT, board_of
-from fencepost.world.pulse import inode_of
 from fencepost.world.seat import lean_on, put_by, reach, take_seat
 
 TYPE_CHECKING = False
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from fencepost.world.api import World
+    from fencepost.world.board import Board
     from fencepost.world.seat import Seat
 
 # A process that dies wakes nobody: those who wait look by themselves this often.
@@ -35,15 +35,10 @@ class Called(NamedTuple):
     """The first in line: its pipe, to be closed as soon as it shall hear, and what it wants."""
 
     fd: int
-    pipe: str
     wish: bytes
     ticket: int
     slot: int
-    folder: str
-
-    def inode(self) -> str:
-        """Return what identifies the pipe."""
-        return inode_of(os.fstat(self.fd))
+    board: Board
 
     def hang_up(self) -> None:
         """Let it hear that it was called."""
@@ -54,9 +49,13 @@ class Called(NamedTuple):
 
         Then give way: Linux may have it wait for the very core that we would go on to use.
         """
-        board_of(self.folder).confirm(self.slot, token)
-        reach(self.folder, self.pipe, then_close=True)
+        self.board.confirm(self.slot, token)
+        reach(self.board.folder, self.board.pipe(self.slot), then_close=True)
         time.sleep(_GIVE_WAY)
+
+    def still_waits(self) -> bool:
+        """Say whether it has not withdrawn since we called."""
+        return self.board.ticket(self.slot) == self.ticket
 
 
 class Line:
@@ -86,21 +85,29 @@ class Line:
 
     def anybody_before(self, place: tuple[int, int]) -> bool:
         """Say whether somebody alive stands in line before that ticket and slot."""
-        for waiter in self.waiters():
-            if waiter >= place:
-                return False
-            called = self._reach(waiter)
-            if called is not None:
-                called.hang_up()
-                return True
-        return False
+        called = self.call(before=place)
+        if called is not None:
+            called.hang_up()
+        return called is not None
 
-    def call(self) -> Called | None:
-        """Reach the first in line. Those who died there are taken out of it on the way."""
-        for waiter in self.waiters():
-            called = self._reach(waiter)
-            if called is not None:
-                return called
+    def call(self, *, before: tuple[int, int] | None = None) -> Called | None:
+        """Reach the first in line. Those who died there are taken out of it on the way.
+
+        Who has just left, or is another user's, cannot be reached either.
+        """
+        try:
+            board = board_of(self.folder)
+        except OSError:
+            return None
+        for waiter in board.line(self.key):
+            if before is not None and waiter >= before:
+                return None
+            ticket, slot = waiter
+            fd = reach(self.folder, board.pipe(slot))
+            if fd == -1:
+                board.withdraw(slot, ticket)
+            elif fd is not None:
+                return Called(fd, board.read(slot, ticket), ticket, slot, board)
         return None
 
     def wake(self) -> None:
@@ -109,32 +116,12 @@ class Line:
         if called is not None:
             called.hang_up()
 
-    def _reach(self, waiter: tuple[int, int]) -> Called | None:
-        """Open the pipe of a waiter; None if it is dead, has just left, or is another user's."""
-        ticket, slot = waiter
-        board = board_of(self.folder)
-        pipe = board.pipe(slot)
-        fd = reach(self.folder, pipe)
-        if fd == -1:
-            board.withdraw(slot, ticket)
-        if fd is None or fd < 0:
-            return None
-        return Called(fd, pipe, board.read(slot, ticket), ticket, slot, self.folder)
-
 
 async def confirmed(world: World, seat: Seat, token: int) -> bool:
     """Say whether what was handed over is on disk; wait a moment for those who see to that."""
     if seat.board.confirmed(seat.slot) != token:
         seat.deaf = await world.readable(seat.fd, _CONFIRMED_WITHIN) or seat.deaf
     return seat.board.confirmed(seat.slot) == token
-
-
-def still_waits(folder: str, slot: int, ticket: int) -> bool:
-    """Say whether somebody waits at that slot, and has done so since then."""
-    try:
-        return board_of(folder).ticket(slot) == ticket
-    except OSError:
-        return False
 
 
 class LinePlace:
@@ -169,12 +156,9 @@ class LinePlace:
         return self._seat
 
     def wish(self, text: bytes) -> bool:
-        """Say what others may hand to us; say whether there was room for it."""
-        if len(text) > LONGEST_TEXT:
-            return False
+        """Say what others may hand to us, and where; say whether there was room for it."""
         self._wish = text
-        self.seat.board.write(self.seat.slot, text)
-        return True
+        return self._write_wish()
 
     async def turn(self, patience: float) -> bool:
         """Wait until we are first or are called, at most ``patience`` seconds; say whether so."""
@@ -218,7 +202,16 @@ class LinePlace:
         self._seat = seat = take_seat(self._line.folder, nonce=self.world.nonce())
         seat.board.stand(seat.slot, self._line.key, self._ticket)
         if self._wish:
-            seat.board.write(seat.slot, self._wish)
+            self._write_wish()
+
+    def _write_wish(self) -> bool:
+        seat = self.seat
+        text = b"%b\n%b\n%b" % (self._wish, seat.name.encode(), seat.inode.encode())
+        if len(text) > LONGEST_TEXT:
+            self._wish = b""
+            return False
+        seat.board.write(seat.slot, text)
+        return True
 
     def listen(self) -> None:
         """Hear what is called from now on."""

@@ -18,6 +18,7 @@ import select
 import weakref
 
 from fencepost.world.board import board_of, forget_board
+from fencepost.world.pulse import inode_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ except ImportError:  # Windows has no named pipes either
 
 _SUFFIX = ".waiter"
 _LISTEN = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | os.O_RDONLY
+_CALL = os.O_WRONLY
+for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
+    _CALL |= getattr(os, _flag, 0)
 _MOST_SPARES = 4
 # All seats of this process, those of them that nobody uses, and those that leases lean on.
 _seats: weakref.WeakSet[Seat] = weakref.WeakSet()
@@ -124,6 +128,7 @@ class Seat:
         self.fd = os.open(path + "-new", _LISTEN)
         self.lock_fd = os.open(path + "-new", _LISTEN)
         os.rename(path + "-new", path)
+        self.inode = inode_of(os.fstat(self.fd))
 
     def _remove(self) -> None:
         for suffix in ("", "-new"):
@@ -188,9 +193,7 @@ def put_away(folder: str) -> None:
 def reach(folder: str, name: str, *, then_close: bool = False) -> int | None:
     """Open the pipe of a waiter; -1 if it is dead, None if we may not or it is another kind."""
     try:
-        fd = os.open(
-            os.path.join(folder, name), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-        )
+        fd = os.open(f"{folder}/{name}", _CALL)
     except OSError as error:
         return -1 if error.errno in (errno.ENXIO, errno.ENOENT) else None
     if then_close:
