@@ -142,19 +142,16 @@ class Holding:
         try:
             self._refuse_regression(hold)
             self._keeper.add(hold)
+            hold.mention("adopted" if granted.grant.adopted else "acquired")
             lease = Lease(
                 hold,
                 namespace=self.namespace,
                 boottime=self._world.clocks.boottime,
                 drop=self._keeper.charges.remove,
             )
-            if granted.confirm is not None:  # all else was done while the disk was busy
-                await granted.confirm()
-            hold.mention("adopted" if granted.grant.adopted else "acquired")
             kept = True
         finally:
             if not kept:
-                hold.released = True  # by the keeper, who is told to
                 self._keeper.charges.remove(hold)
                 self._keeper.abandon(hold.name, hold.nonce)
         return lease

@@ -12,7 +12,7 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fencepost.model.lease import Grant, Holder
@@ -23,15 +23,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
 
 
 class Granted(NamedTuple):
-    """A grant, and the instant before the request for it was sent.
-
-    Where there is something to ``confirm`` nobody may rely on it before that was awaited.
-    """
+    """A grant, and the instant before the request for it was sent."""
 
     name: str
     grant: Grant
     sent: float
-    confirm: Callable[[], Awaitable[None]] | None = None
 
 
 async def acquire(
@@ -47,8 +43,8 @@ async def acquire(
 ) -> Granted:
     """Acquire one of ``names`` (a lease has one, a semaphore one for each permit) within ``wait``.
 
-    Raises ``LeaseHeld`` by whoever is due to end first. Unless ``handed``, it is asked for and
-    never taken from the hands of the holder before us; then there is nothing to confirm.
+    Raises ``LeaseHeld`` by whoever is due to end first. If ``handed``, it may also be taken from
+    the hands of the holder before us.
     """
     asking = _Asking(world, store, names, holder=holder, ttl=ttl, handed=handed)
     try:

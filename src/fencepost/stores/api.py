@@ -11,8 +11,6 @@ from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from fencepost.model.lease import Grant, Holder, View
 
 
@@ -43,14 +41,10 @@ class Place(Protocol):
 
 
 class Handed(NamedTuple):
-    """A grant that somebody else asked for on our behalf, and the instant of it or an earlier.
-
-    Only after ``confirm`` was awaited it is as durable as one that we asked for.
-    """
+    """A grant that somebody else asked for on our behalf, and the instant of it or an earlier."""
 
     grant: Grant
     sent: float
-    confirm: Callable[[], Awaitable[None]] | None = None
 
 
 class OpenPlace(Place, Protocol):

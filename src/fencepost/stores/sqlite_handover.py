@@ -10,13 +10,12 @@ that was handed to them. See docs/decisions/0007-direct-hand-over.md.
 from __future__ import annotations
 
 import os
-from functools import partial
 
 from fencepost.errors import OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
-from fencepost.world.line import LinePlace, confirmed
+from fencepost.world.line import LinePlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -135,6 +134,8 @@ class HandOver:
 
         try:
             changed = self._file.write_one(work)
+            if changed and offer.called is not None and offer.token and self._file.sync_early():
+                offer.called.confirm(offer.token)
         except OutcomeUnknown:
             self._doubtful[nonce] = offer.heir
             raise
@@ -142,8 +143,6 @@ class HandOver:
             offer.hang_up()
         if offer.called is None:
             line.wake()  # who has come since
-        elif changed and offer.token and self._file.sync_early():
-            offer.called.confirm(offer.token)
         return bool(changed)
 
     def was_given(self, nonce: str, *, to: str) -> bool:
@@ -161,20 +160,19 @@ class HandOver:
         clocks = self._world.clocks
         now_us = int(clocks.boottime() * 1e6)
         values = (self._namespace, name, nonce, seat.name, clocks.era(), now_us)
-        found = None
+        taken = False
         try:
             found = self._file.read(lambda db: db.execute(_FIND_HANDED, values).fetchone())
-        finally:
             if found is None:
+                return None
+            token, expires_us, ttl_us = found
+            if not seat.is_confirmed(token):  # whoever handed it over died, or its disk failed
+                self._file.sync()
+            taken = True
+        finally:
+            if not taken:
                 seat.unlock()
-        if found is None:
-            return None
-        token, expires_us, ttl_us = found
         return Handed(Grant(token, ttl_us / 1e6), (expires_us - ttl_us) / 1e6)
-
-    def sync(self) -> None:
-        """Make sure that what was taken survives a power cut."""
-        self._file.sync()
 
     def wish(self, name: str, holder: Holder, ttl: float) -> bytes:
         """Return what to write on the board, but for the pipe, to be handed a lease."""
@@ -207,15 +205,8 @@ class SqlitePlace(LinePlace):
         """Take what was handed to us, if we were called for that."""
         if not self.seat.deaf:
             return None
-        self.listen()  # for the confirmation, and for any other call
         seat = self.seat
         handed = await self.world.call(self._hand.take, *self._wanted, seat)
-        if handed is None:
-            return None
-        self.keep(self._wanted[1])
-        return handed._replace(confirm=partial(self._confirm, seat, handed.grant.token))
-
-    async def _confirm(self, seat: Seat, token: int) -> None:
-        """Wait until the grant is on disk, or see to it. We may have left the line by now."""
-        if not await confirmed(self.world, seat, token):
-            await self.world.call(self._hand.sync)
+        if handed is not None:
+            self.keep(self._wanted[1])
+        return handed

@@ -8,7 +8,6 @@ board what it wants may find, when it is called, that it has it already.
 from __future__ import annotations
 
 import os
-import time
 import zlib
 
 from fencepost.model.name import base
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
 # A process that dies wakes nobody: those who wait look by themselves this often.
 LONGEST_NAP = 0.2
-# Longer than most disks take. Who waited in vain only has to see to it by itself.
-_CONFIRMED_WITHIN = 0.05
-_GIVE_WAY = 0.0002
 
 
 class Called(NamedTuple):
@@ -40,18 +36,13 @@ class Called(NamedTuple):
     slot: int
     board: Board
 
+    def confirm(self, token: int) -> None:
+        """Say on the board that what is handed to it is on disk."""
+        self.board.confirm(self.slot, token)
+
     def hang_up(self) -> None:
         """Let it hear that it was called."""
         os.close(self.fd)
-
-    def confirm(self, token: int) -> None:
-        """Tell it that what it was handed is on disk, and let it hear so.
-
-        Then give way: Linux may have it wait for the very core that we would go on to use.
-        """
-        self.board.confirm(self.slot, token)
-        reach(self.board.folder, self.board.pipe(self.slot), then_close=True)
-        time.sleep(_GIVE_WAY)
 
     def still_waits(self) -> bool:
         """Say whether it has not withdrawn since we called."""
@@ -115,13 +106,6 @@ class Line:
         called = self.call()
         if called is not None:
             called.hang_up()
-
-
-async def confirmed(world: World, seat: Seat, token: int) -> bool:
-    """Say whether what was handed over is on disk; wait a moment for those who see to that."""
-    if seat.board.confirmed(seat.slot) != token:
-        seat.deaf = await world.readable(seat.fd, _CONFIRMED_WITHIN) or seat.deaf
-    return seat.board.confirmed(seat.slot) == token
 
 
 class LinePlace:

@@ -99,6 +99,10 @@ class Seat:
             self.locked = False
             fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
 
+    def is_confirmed(self, token: int) -> bool:
+        """Say whether whoever handed that token to us made sure that it is on disk."""
+        return self.board.confirmed(self.slot) == token
+
     def drop(self) -> None:
         """Close this process's copies: all that a forked child has to do with them."""
         for fd in (self.fd, self.lock_fd):
