@@ -147,7 +147,7 @@ class HandOver:
 
     def was_given(self, nonce: str, *, to: str) -> bool:
         """Say whether that is whom this nonce gave its lease, although the reply got lost."""
-        return bool(self._doubtful) and self._doubtful.pop(nonce, "") == to
+        return bool(to) and self._doubtful.pop(nonce, "") == to
 
     def take(self, name: str, nonce: str, seat: Seat) -> Handed | None:
         """Take what was handed to this nonce. None if nothing was, or it must be asked for.
