@@ -41,7 +41,7 @@ def main() -> None:
         crews = {side: harness.Crew(__file__, side, folder, count=PROCESSES) for side in SIDES}
         for crew in crews.values():
             after.callback(crew.close)
-            contest(crew, seconds=3.5, think=0.0)  # until the log no longer grows
+            contest(crew, seconds=7.0, think=0.0)  # until neither log grows any more
         facts = {
             mode: compared(mode, crews, rounds=rounds, seconds=seconds, think=think)
             for mode, think in THINK.items()

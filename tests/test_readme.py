@@ -20,7 +20,9 @@ def examples(name: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/testing.md", "docs/jobs.md", "docs/effects.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/testing.md", "docs/jobs.md", "docs/effects.md"]
+)
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     found = examples(page)
     assert found, f"{page} has no example"

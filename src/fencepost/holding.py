@@ -128,6 +128,7 @@ class Holding:
             ttl=wanted.ttl,
             wait=wanted.wait,
             abandon=self._keeper.abandon,
+            handed=True,
         )
         hold = Hold(
             granted,

@@ -149,11 +149,11 @@ class Lease:
 
     def __del__(self) -> None:
         hold = self._hold
-        if self.foreign:
+        if hold.released or self.foreign:
             return
         # No I/O here: without renewals the lease ends by itself, and that must do.
         self._drop(hold)
-        if not hold.released and hold.why_lost is None:
+        if hold.why_lost is None:
             warnings.warn(
                 f"lease {hold.name!r} was dropped without being released; it ends by itself in "
                 f"{hold.ttl:.0f} s at most",

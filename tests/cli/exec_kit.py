@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from fencepost.world.board import board_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -83,7 +85,7 @@ class Kit:
 
     def _somebody_waits(self) -> bool:
         folder = self.folder / "leases.db-live"
-        return folder.exists() and any(entry.endswith(".waiter") for entry in os.listdir(folder))
+        return folder.exists() and any(board_of(str(folder)).tickets())
 
     def clean_up(self) -> None:
         """Leave no process behind, whatever a test has found."""

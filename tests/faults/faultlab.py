@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fencepost import Fencepost
+from fencepost.world.board import board_of
 from fencepost.world.clocks import SystemClocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from fencepost.model.event import LeaseEvent
+    from fencepost.model.event import JobEvent, LeaseEvent
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
@@ -165,7 +166,7 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[tuple[str, float]] = []
 
-    def __call__(self, event: LeaseEvent) -> None:
+    def __call__(self, event: JobEvent | LeaseEvent) -> None:
         self.events.append((event.what, boottime()))
 
     def names(self) -> list[str]:
@@ -179,6 +180,8 @@ def url_of(folder: Path) -> str:
     return f"sqlite:///{folder}/leases.db"
 
 
-def waiters(folder: Path) -> list[Path]:
-    """Return the pipes of those who stand in line, in their order."""
-    return sorted((folder / "leases.db-live").glob("*.waiter"))
+def waiters(folder: Path) -> list[int]:
+    """Return the tickets of those who stand in line, in their order."""
+    if not (folder / "leases.db-live").exists():
+        return []
+    return sorted(filter(None, board_of(str(folder / "leases.db-live")).tickets()))

@@ -11,6 +11,7 @@ import time
 from functools import partial
 
 from fencepost import Fencepost, FencepostError
+from fencepost.world.board import board_of
 from fencepost.world.clocks import SystemClocks
 
 TYPE_CHECKING = False
@@ -86,8 +87,7 @@ class Puppet:
     def fork_in_line(self, name: str) -> str:
         """Wait for a lease in a thread, and leave a child behind meanwhile."""
         threading.Thread(target=self.acquire, args=(name, "10m", "60s"), daemon=True).start()
-        folder = self.path + "-live"
-        while not any(entry.endswith(".waiter") for entry in os.listdir(folder)):
+        while not any(board_of(self.path + "-live").tickets()):
             time.sleep(0.001)
         return self.fork("stays")
 

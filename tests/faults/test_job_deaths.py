@@ -65,8 +65,7 @@ def killed_often(folder: Path, mode: str) -> int:
             break  # there was nothing left to be killed in
         ended += 1
     process = start(folder, mode)
-    rest = process.communicate(timeout=120)[0].splitlines()
-    last = json.loads(rest[-1])
+    last = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
     assert last["status"] in ("succeeded", "already_done"), last
     return ended
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from faultlab import Puppet, boottime, fencepost, until, url_of, waiters
 
+from fencepost.world.board import board_of
+from fencepost.world.line import Line
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -92,9 +95,12 @@ def test_another_users_pipe_is_left_alone(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     with fencepost(url) as fp, Puppet(url) as second:
         with fp.lock("x"):
-            join(second, tmp_path)
-            (waiter,) = waiters(tmp_path)
-            strange = waiter.with_name(waiter.name.replace("-0", "-00000", 1))
+            strange = tmp_path / "leases.db-live" / "strange.waiter"
             strange.mkdir()
+            board = board_of(str(strange.parent))
+            slot = board.claim(strange.name, is_dead=lambda _: False)
+            board.stand(slot, Line(str(strange.parent), namespace="default", name="x").key, 1)
+            join(second, tmp_path)
         Puppet.grant(second.answer())
         assert strange.exists()
+        assert board.ticket(slot) == 1

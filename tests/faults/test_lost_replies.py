@@ -13,7 +13,7 @@ from fencepost.stores.sqlite import SqliteStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fencepost.model.event import LeaseEvent
+    from fencepost.model.event import JobEvent, LeaseEvent
     from fencepost.model.lease import Grant, Holder
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
@@ -57,7 +57,7 @@ class Cable:
         store.cuts = self.cuts
         return store
 
-    def hear(self, event: LeaseEvent) -> None:
+    def hear(self, event: JobEvent | LeaseEvent) -> None:
         self.heard.append(event.what)
 
 

@@ -1,4 +1,4 @@
-"""The pipes that waiters keep for later: they serve again, and outlive nobody."""
+"""Seats are made once and kept; nobody is called at a seat that is not its own any more."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fencepost.world import line as line_module
+from fencepost.world import seat as seat_module
 from fencepost.world.blocking import BlockingWorld
+from fencepost.world.board import LONGEST_TEXT, Board, board_of
 from fencepost.world.flow import finish
-from fencepost.world.line import Line, LinePlace, put_away
+from fencepost.world.line import Line, LinePlace
+from fencepost.world.seat import put_away, sweep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 DIES_WITH_A_SPARE = """
@@ -24,14 +27,18 @@ from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 from fencepost.world.line import Line, LinePlace
 line = Line(sys.argv[1], namespace="default", name="job")
-finish(finish(LinePlace.joined(BlockingWorld(), line)).leave(served=True))
+place = finish(LinePlace.joined(BlockingWorld(), line))
+if sys.argv[2:] != ["waiting"]:
+    finish(place.leave(served=True))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.fixture
-def line(tmp_path: Path) -> Line:
-    return Line(str(tmp_path / "live"), namespace="default", name="job")
+def line(tmp_path: Path) -> Iterator[Line]:
+    line = Line(str(tmp_path / "live"), namespace="default", name="job")
+    yield line
+    put_away(line.folder)
 
 
 def join(line: Line) -> LinePlace:
@@ -42,93 +49,186 @@ def leave(place: LinePlace, *, served: bool = True) -> None:
     finish(place.leave(served=served))
 
 
-def inodes(line: Line) -> set[int]:
-    return {os.stat(os.path.join(line.folder, entry)).st_ino for entry in os.listdir(line.folder)}
+def pipes(line: Line) -> set[str]:
+    return {entry for entry in os.listdir(line.folder) if entry.endswith(".waiter")}
+
+
+def kill_one(line: Line, *words: str) -> None:
+    program = [sys.executable, "-c", DIES_WITH_A_SPARE, line.folder, *words]
+    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
 
 
 def test_who_was_served_waits_with_the_same_pipe_again(line: Line) -> None:
     leave(join(line))
-    before = inodes(line)
+    before = pipes(line)
     second = join(line)
-    assert inodes(line) == before
+    assert pipes(line) == before
     assert len(line.waiters()) == 1
     leave(second)
-    put_away(line.folder)
 
 
-def test_nobody_stands_in_line_with_a_pipe_kept_for_later(line: Line) -> None:
+def test_nobody_stands_in_line_with_a_seat_kept_for_later(line: Line) -> None:
     leave(join(line))
     assert line.waiters() == []
-    put_away(line.folder)
 
 
-def test_a_hint_that_came_too_late_does_not_wake_the_next_wait(line: Line) -> None:
+def test_a_call_that_came_too_late_does_not_wake_the_next_wait(line: Line) -> None:
     first, second = join(line), join(line)
     assert finish(first.turn(0)), "nobody was before the first"
-    line.wake()  # unread when the first leaves
+    line.wake()  # unheard when the first leaves
     leave(first)
     third = join(line)
     assert not finish(third.turn(0)), "the second stands before it"
     leave(second)
     leave(third)
-    put_away(line.folder)
 
 
-def test_who_leaves_unserved_keeps_nothing(line: Line) -> None:
-    leave(join(line), served=False)
-    assert os.listdir(line.folder) == []
+def test_who_leaves_unserved_calls_the_next(line: Line) -> None:
+    first, second = join(line), join(line)
+    leave(first, served=False)
+    assert finish(second.turn(0))
+    leave(second)
 
 
-def test_put_away_leaves_no_file(line: Line) -> None:
+def test_the_pipe_of_one_who_could_still_be_handed_something_stays_until_it_is_swept(
+    line: Line,
+) -> None:
+    place = join(line)
+    assert place.wish(b"the lease")
+    leave(place, served=False)
+    (pipe,) = pipes(line)
+    sweep(line.folder, keep={pipe})
+    assert pipes(line) == {pipe}
+    sweep(line.folder, keep=set())
+    assert pipes(line) == set()
+
+
+def test_put_away_leaves_no_pipe(line: Line) -> None:
     places = [join(line) for _ in range(6)]
     for place in places:
         leave(place)
     put_away(line.folder)
-    assert os.listdir(line.folder) == []
+    assert pipes(line) == set()
 
 
 def test_a_pipe_that_somebody_removed_is_made_anew(line: Line) -> None:
     leave(join(line))
-    for entry in os.listdir(line.folder):
-        os.unlink(os.path.join(line.folder, entry))
+    (pipe,) = pipes(line)
+    os.unlink(os.path.join(line.folder, pipe))
     place = join(line)
-    assert len(line.waiters()) == 1
+    assert finish(place.turn(0))  # nobody is before us
+    line.wake()
+    if not finish(place.turn(0)):  # at the removed one: after a nap it has another
+        line.wake()
+        assert finish(place.turn(0))
     leave(place)
-    put_away(line.folder)
 
 
-def test_what_a_killed_process_kept_is_removed_by_the_next_who_makes_a_pipe(line: Line) -> None:
-    killed = subprocess.run([sys.executable, "-c", DIES_WITH_A_SPARE, line.folder], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert len(os.listdir(line.folder)) == 1
-    place = join(line)
-    assert os.listdir(line.folder) == line.waiters()
-    leave(place, served=False)
-
-
-def test_a_forked_child_neither_uses_nor_removes_what_its_parent_keeps(line: Line) -> None:
-    leave(join(line))
-    child = os.fork()
-    if child == 0:  # pragma: no cover -- another process
-        line_module._put_away_all()
-        os._exit(len(line_module._spares))
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(os.listdir(line.folder)) == 1
-    put_away(line.folder)
-
-
-def test_a_waiter_whose_pipe_was_removed_after_a_hint_listens_again_and_does_not_spin(
+def test_a_waiter_whose_pipe_was_removed_after_a_call_listens_again_and_does_not_spin(
     line: Line,
 ) -> None:
     place = join(line)
     assert finish(place.turn(1.0))  # first in line: asked at once
     line.wake()
-    assert finish(place.turn(1.0))  # woken
-    (pipe,) = line.waiters()
+    assert finish(place.turn(1.0))  # called
+    (pipe,) = pipes(line)
     os.unlink(os.path.join(line.folder, pipe))
+    before = line.waiters()
     assert finish(place.turn(1.0))  # asked once more, for what it could not hear
     assert not finish(place.turn(0.01))  # and then it waits
-    assert line.waiters() == [pipe]
+    assert [ticket for ticket, _ in line.waiters()] == [ticket for ticket, _ in before]
     line.wake()
     assert finish(place.turn(1.0))
     leave(place)
+
+
+def test_a_waiter_finds_the_new_board_after_the_folder_was_removed(line: Line) -> None:
+    place = join(line)
+    assert finish(place.turn(0))
+    for entry in os.listdir(line.folder):
+        os.unlink(os.path.join(line.folder, entry))
+    os.rmdir(line.folder)
+    board_of(line.folder)._look_at = 0.0  # a second later
+    assert not finish(place.turn(0.001))
+    assert len(line.waiters()) == 1
+    line.wake()
+    assert finish(place.turn(1.0))
+    leave(place)
+
+
+def test_a_waiter_that_was_taken_out_by_mistake_stands_at_its_old_place_again(line: Line) -> None:
+    first, second = join(line), join(line)
+    before = line.waiters()
+    board = board_of(line.folder)
+    assert finish(first.turn(0))
+    board.withdraw(before[0][1], before[0][0])
+    assert not finish(first.turn(0.001))
+    assert line.waiters() == before
+    leave(first)
+    leave(second)
+
+
+def test_what_a_killed_process_kept_is_swept(line: Line) -> None:
+    kill_one(line)
+    assert len(pipes(line)) == 1
+    sweep(line.folder, keep=set())
+    assert pipes(line) == set()
+
+
+def test_who_was_killed_in_line_is_taken_out_of_it_by_the_next_call(line: Line) -> None:
+    kill_one(line, "waiting")
+    place = join(line)
+    assert len(line.waiters()) == 2
+    line.wake()
+    assert len(line.waiters()) == 1
+    assert finish(place.turn(0))
+    leave(place)
+
+
+def test_a_forked_child_neither_uses_nor_removes_what_its_parent_keeps(line: Line) -> None:
+    leave(join(line))
+    waiting = join(line)
+    child = os.fork()
+    if child == 0:  # pragma: no cover -- another process
+        seat_module._put_away_all()
+        waiting._leave(False)  # noqa: FBT003
+        os._exit(len(seat_module._spares) + len(seat_module._seats))
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(pipes(line)) == 1
+    assert len(line.waiters()) == 1
+    leave(waiting)
+
+
+def test_slots_of_the_dead_are_handed_out_again_before_the_board_grows(tmp_path: Path) -> None:
+    board, other = Board(str(tmp_path)), Board(str(tmp_path))
+    slots = [board.claim(f"{number}", is_dead=lambda _: False) for number in range(63)]
+    assert slots == list(range(63))
+    assert board.claim("heir", is_dead=lambda pipe: pipe == "7") == 7
+    assert board.claim("63", is_dead=lambda _: False) == 63  # the 64th: twice as large now
+    board.stand(63, 1, 5)
+    assert other.line(1) == [(5, 63)]
+    assert other.pipe(63) == "63"
+
+
+def test_a_wish_is_read_only_as_it_was_written(tmp_path: Path) -> None:
+    board = Board(str(tmp_path))
+    slot = board.claim("pipe", is_dead=lambda _: False)
+    board.stand(slot, 1, 5)
+    assert board.read(slot, 5) == b""
+    board.write(slot, b"x" * LONGEST_TEXT)
+    assert board.read(slot, 5) == b"x" * LONGEST_TEXT
+    assert board.read(slot, 6) == b"", "under another ticket it was another's"
+    board._bytes[512 + 200] = ord("y")  # torn
+    assert board.read(slot, 5) == b""
+
+
+def test_rubbish_on_the_board_harms_nobody(line: Line) -> None:
+    leave(join(line))
+    put_away(line.folder)
+    with open(os.path.join(line.folder, "line"), "r+b") as file:
+        file.write(b"\xff\x00" * (8 * 512))
+    board_of(line.folder)._look_at = 0.0
+    assert line.waiters() == []
+    line.wake()
+    assert isinstance(line.anybody(), bool)
+    sweep(line.folder, keep=set())

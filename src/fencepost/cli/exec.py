@@ -147,6 +147,7 @@ class _Errand:
                 signal.signal(signum, self._receive)
         wanted = self._wanted
         try:
+            # Nothing is handed to us: the guardians share the pulse of this process, and no seat.
             flow = acquire(
                 self._world,
                 self._store,

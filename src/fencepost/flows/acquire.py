@@ -13,9 +13,10 @@ from fencepost.model.named import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from fencepost.model.lease import Grant, Holder
-    from fencepost.stores.api import LeaseStore, Place
+    from fencepost.stores.api import LeaseStore, OpenPlace, Place
     from fencepost.world.api import World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
@@ -38,28 +39,41 @@ async def acquire(
     ttl: float,
     wait: float,
     abandon: Callable[[str, str], None],
+    handed: bool = False,
 ) -> Granted:
     """Acquire one of ``names`` (a lease has one, a semaphore one for each permit) within ``wait``.
 
-    Raises ``LeaseHeld`` by whoever is due to end first.
+    Raises ``LeaseHeld`` by whoever is due to end first. If ``handed``, it may also be taken from
+    the hands of the holder before us.
     """
-    asking = _Asking(world, store, names, holder=holder, ttl=ttl)
+    asking = _Asking(world, store, names, holder=holder, ttl=ttl, handed=handed)
     try:
         granted = await (asking.once() if wait <= 0 else asking.until(wait))
         asking.unsettled.discard(granted.name)
         return granted
     finally:
-        for name in sorted(asking.unsettled):
-            abandon(name, holder.nonce)
+        if asking.unsettled:
+            for name in sorted(asking.unsettled):
+                abandon(name, holder.nonce)
 
 
 class _Asking:
     """One acquisition: the same nonce in every request."""
 
-    __slots__ = ("_holder", "_names", "_seen_free", "_store", "_ttl", "_world", "unsettled")
+    __slots__ = (
+        *("_doubted", "_holder", "_names", "_open", "_seen_free", "_store", "_ttl", "_world"),
+        *("_handed", "unsettled"),
+    )
 
     def __init__(
-        self, world: World, store: LeaseStore, names: Sequence[str], *, holder: Holder, ttl: float
+        self,
+        world: World,
+        store: LeaseStore,
+        names: Sequence[str],
+        *,
+        holder: Holder,
+        ttl: float,
+        handed: bool,
     ) -> None:
         self._world, self._store = world, store
         self._holder, self._ttl = holder, ttl
@@ -68,10 +82,15 @@ class _Asking:
             first = int(world.dice() * len(names))
             self._names = [*names[first:], *names[:first]]
         self.unsettled: set[str] = set()
-        self._seen_free: tuple[str, int] | None = None
+        self._seen_free: tuple[str, int, str] | None = None
+        self._open: OpenPlace | None = None  # where the lease can be handed to us
+        self._doubted = False  # a reply was lost
+        self._handed = handed and len(names) == 1
 
     async def once(self) -> Granted:
         """Ask for each name once; raise ``LeaseHeld`` if all are held."""
+        if len(self._names) == 1:
+            return await self._settle(self._names[0])
         soonest: LeaseHeld | None = None
         for name in self._names:
             try:
@@ -88,11 +107,12 @@ class _Asking:
         place = await self._store.line(self._names[0])
         served = False
         try:
+            self._invite(place)
             pause = _FIRST_PAUSE
             while (left := give_up - self._world.clocks.boottime()) > 0:
                 if place is None or await self._is_our_turn(place, left):
                     try:
-                        granted = await self.once()
+                        granted = await self._accepted() or await self.once()
                     except (LeaseHeld, StoreUnavailable):
                         pass  # the reason to wait on
                     else:
@@ -101,6 +121,7 @@ class _Asking:
                 if place is None:
                     await self._world.sleep(min(left, pause * (0.5 + self._world.dice())))
                     pause = min(pause * 1.6, _LONGEST_PAUSE)
+            self._withdraw()
             granted = await self.once()  # the last word: granted, or who has it
             served = True
             return granted
@@ -109,22 +130,51 @@ class _Asking:
                 # Where there are more permits, the next in line may be served as well.
                 await place.leave(served=served and len(self._names) == 1)
 
+    def _invite(self, place: Any) -> None:
+        """Let the lease be handed to us, where it can be. If we stop caring it must not stay."""
+        if not self._handed or not hasattr(place, "invite"):
+            return
+        self.unsettled.add(self._names[0])
+        if place.invite(self._names[0], holder=self._holder, ttl=self._ttl):
+            self._open = place
+        else:
+            self.unsettled.discard(self._names[0])
+
+    async def _accepted(self) -> Granted | None:
+        """Return what was handed to us, if anything was."""
+        if self._open is None:
+            return None
+        try:
+            handed = await self._open.accept()
+        except (OutcomeUnknown, StoreUnavailable):
+            return None  # to ask for it tells
+        return handed and Granted(self._names[0], *handed)
+
+    def _withdraw(self) -> None:
+        """Be handed nothing any more, so that the next answer is the last word."""
+        if self._open is not None:
+            self._open.withdraw()
+            self._open = None
+            if not self._doubted:
+                self.unsettled.discard(self._names[0])
+
     async def _settle(self, name: str) -> Granted:
         """Ask until the store's answer is known, for as long as a grant could last."""
-        give_up = self._world.clocks.boottime() + self._ttl
-        pause = _FIRST_PAUSE
+        boottime = self._world.clocks.boottime
+        sent = boottime()
+        give_up, pause = sent + self._ttl, _FIRST_PAUSE
         in_doubt = name in self.unsettled  # from an earlier round of asking
         self.unsettled.add(name)
         while True:
-            sent = self._world.clocks.boottime()
             try:
                 grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
             except OutcomeUnknown:
-                in_doubt = True
-                if self._world.clocks.boottime() >= give_up:
+                in_doubt = self._doubted = True
+                if boottime() >= give_up:
                     raise
                 await self._world.sleep(pause * (0.5 + self._world.dice()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
+                sent = boottime()
                 continue
             except (LeaseHeld, Misuse, StoreUnavailable):
                 # An earlier try may still be on its way, and be granted when nobody waits for it.
@@ -144,17 +194,20 @@ class _Asking:
         before, self._seen_free = self._seen_free, await self._looks_free()
         if self._seen_free is None:
             return False
-        return self._seen_free == before or await place.first()
+        if self._seen_free == before or self._seen_free[2] == self._holder.nonce:
+            return True  # the latter was handed to us by somebody who died before the call
+        return await place.first()
 
-    async def _looks_free(self) -> tuple[str, int] | None:
-        """Return a name that may be had, and its last token, without disturbing those who write."""
+    async def _looks_free(self) -> tuple[str, int, str] | None:
+        """Return a name that may be had, with its last token and nonce, and disturb no writer."""
         for name in self._names:
             try:
                 view = await self._store.peek(name)
             except StoreUnavailable:
                 continue  # asked again after the next nap
             if view is None:
-                return name, 0
-            if not view.held or view.alive is False:
-                return name, view.token
+                return name, 0, ""
+            ours = view.holder.nonce == self._holder.nonce
+            if ours or not view.held or view.alive is False:
+                return name, view.token, view.holder.nonce
         return None

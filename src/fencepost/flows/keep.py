@@ -149,8 +149,9 @@ class Charges:
     def add(self, hold: Hold) -> None:
         """Look after a hold from now on."""
         self._holds[hold.nonce] = hold
-        if hold.wakes() < self._wakes:
-            self._wakes = hold.wakes()
+        wakes = hold.wakes()
+        if wakes < self._wakes:
+            self._wakes = wakes
             self._signal.set()
 
     def remove(self, hold: Hold) -> None:

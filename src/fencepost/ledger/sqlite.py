@@ -7,6 +7,8 @@ commit that must will carry it along, and what is lost until then leaves the ite
 
 from __future__ import annotations
 
+import os
+
 from fencepost.errors import RunLost
 from fencepost.ledger import sqlite_rows as sql
 from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
@@ -245,11 +247,17 @@ class SqliteLedger:
             migrate(db, at=self._world.clocks.wall())
 
     def _claim(self, want: Want) -> Claimed:
+        proofs: list[int] = []
+
         def work(db: Connection) -> Claimed:
             self._testimony.refuse_doubtful(db)
-            return self._books.claim(db, want)
+            return self._books.claim(db, want, proofs=proofs)
 
-        claimed = self._written(work)
+        try:
+            claimed = self._written(work)
+        finally:
+            for proof in proofs:  # only now: who was handed the lease could take it otherwise
+                os.close(proof)
         if claimed.grant is not None:
             self.leases.pulse.leases.add(want.holder.nonce)
             self._testimony.tell(claimed.grant.token)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
     from fencepost.ledger.api import Attempt, Report
-    from fencepost.stores.sqlite import Seen, SqliteStore
+    from fencepost.stores.sqlite import SqliteStore
+    from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
 
 
@@ -60,13 +61,13 @@ class SqliteBooks:
     def __init__(self, world: World, leases: SqliteStore) -> None:
         self._world, self._leases, self._namespace = world, leases, leases.namespace
 
-    def claim(self, db: Connection, want: Want) -> Claimed:
-        """Decide, and carry the decision out."""
+    def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
+        """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
         now = self._world.clocks.wall()
         claimed = self._claim_free(db, want, now=now)
         if claimed is not None:
             return claimed
-        scene = self._scene(db, want)
+        scene = self._scene(db, want, proofs)
         own, decision = scene.facts.own, decide(want, scene.facts, now=now)
         for other in scene.facts.others:
             if other.key in decision.superseded:
@@ -90,7 +91,7 @@ class SqliteBooks:
             return None
         lock, ttl = want.lock, want.policy.lease
         wish = self._leases.wish(lock, want.holder, ttl)
-        token, space = wish["since_us"], self._namespace
+        token, space = wish[0], self._namespace
         values = (space, *want.key, lock, token, *want.holder, want.trigger, now)
         if not db.execute(sql.CLAIM_FREE, values).rowcount:
             return None
@@ -98,7 +99,7 @@ class SqliteBooks:
         assert taken, "it was seen to be free, and nobody else can write while we do"
         return Claimed(Verdict.GO, begun_record(want, token=token, now=now), Grant(token, ttl))
 
-    def _scene(self, db: Connection, want: Want) -> Scene:
+    def _scene(self, db: Connection, want: Want, proofs: list[int]) -> Scene:
         own = self.find(db, want.key)
         rows = db.execute(sql.FIND_LIVE, (self._namespace, want.lock)).fetchall()
         others = [run for run in map(sql.run_of, rows) if run.key != want.key]
@@ -106,14 +107,14 @@ class SqliteBooks:
         names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
         standings, leases = {}, {}
         for name in names:
-            standings[name], leases[name] = self._standing(db, name)
+            standings[name], leases[name] = self._standing(db, name, proofs)
         job = db.execute(sql.FIND_JOB, (self._namespace, want.key.job)).fetchone()
         quarantined, paused = (False, False) if job is None else map(bool, job[2:])
         facts = Facts(own, others, standings, quarantined=quarantined, paused=paused)
         return Scene(facts, leases)
 
-    def _standing(self, db: Connection, name: str) -> tuple[Standing, Seen]:
-        found = self._leases.look(db, name)
+    def _standing(self, db: Connection, name: str, proofs: list[int]) -> tuple[Standing, Seen]:
+        found = self._leases.look(db, name, proofs=proofs)
         if found is None:
             return Standing(name), None
         (record, seen), standing = found, Standing(name)

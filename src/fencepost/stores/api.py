@@ -40,6 +40,29 @@ class Place(Protocol):
         """Leave the line, with the lease or without."""
 
 
+class Handed(NamedTuple):
+    """A grant that somebody else asked for on our behalf, and the instant of it or an earlier."""
+
+    grant: Grant
+    sent: float
+
+
+class OpenPlace(Place, Protocol):
+    """A place at which the lease can be handed to us. A store need not have such places."""
+
+    def invite(self, name: str, *, holder: Holder, ttl: float) -> bool:
+        """Let whoever releases the lease grant it to us; say whether that is possible.
+
+        From here on the nonce may have been granted the lease, although nobody asked.
+        """
+
+    async def accept(self) -> Handed | None:
+        """Take what was handed to us. None if nothing was, or if it must be asked for."""
+
+    def withdraw(self) -> None:
+        """Be handed nothing any more: an acquire that is sent after this knows the last word."""
+
+
 class LeaseStore(Protocol):
     """Where leases live."""
 
@@ -76,7 +99,10 @@ class LeaseStore(Protocol):
         """
 
     async def line(self, name: str) -> Place | None:
-        """Stand in line for a lease; None if this store has no better way than to ask again."""
+        """Stand in line for a lease; None if this store has no better way than to ask again.
+
+        Where leases can be handed over it is an ``OpenPlace``.
+        """
 
     def forget(self) -> None:
         """Drop, in a forked child, what belongs to the parent."""

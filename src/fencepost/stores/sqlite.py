@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import BadUrl, LeaseLost, Misuse, StoreUnavailable, TokenStale
+from fencepost.errors import BadUrl, FencepostError, LeaseLost, Misuse, StoreUnavailable, TokenStale
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
@@ -18,7 +18,6 @@ from fencepost.model.lease import (
     SHORTEST_TTL,
     Grant,
     Holder,
-    Record,
     Verdict,
     View,
     checked_ttl,
@@ -30,12 +29,15 @@ from fencepost.model.lease import (
     why_lost,
 )
 from fencepost.model.name import well_formed
-from fencepost.model.named import NamedTuple
 from fencepost.model.watch import Watch
+from fencepost.stores import sqlite_rows as sql
 from fencepost.stores.api import Capabilities
+from fencepost.stores.sqlite_handover import RELEASE, HandOver, SqlitePlace
+from fencepost.stores.sqlite_inner import SqliteInner
 from fencepost.stores.sqlite_schema import is_ready, prepare
+from fencepost.world import seat
 from fencepost.world.disk import refuse_shared
-from fencepost.world.line import Line, LinePlace, can_queue, put_away
+from fencepost.world.line import Line
 from fencepost.world.pulse import Pulse
 from fencepost.world.sqlite import SqliteFile
 
@@ -46,76 +48,9 @@ if TYPE_CHECKING:
 
     from fencepost.world.api import World
 
-    # The token of a lease, whether it is held, and its beat; None if there is no such row.
-    Seen = tuple[int, int, int] | None
-
+_MOST_LINES = 1000  # that are kept in mind
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
-
-_COLUMNS = """lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version,
-       lease.held, lease.boot_id, lease.expires_us, lease.ttl_us, lease.since_us, lease.ended,
-       lease.beat, lease.pulse, lease.pulse_inode"""
-
-_FIND = f"""
-SELECT {_COLUMNS}
-  FROM fencepost_lease AS lease
- WHERE lease.namespace = :namespace AND lease.name = :name"""
-
-_FIND_ALL = f"""
-SELECT {_COLUMNS}
-  FROM fencepost_lease AS lease
- WHERE lease.namespace = :namespace
- ORDER BY lease.name"""
-
-# Only a lease without a row may have been deleted: any other was granted above this already.
-_FIND_DELETED = "SELECT token FROM fencepost_file WHERE id = 1"
-
-# The first grant of a name, unless somebody else was first or has just deleted a lease.
-_GRANT_FIRST = """
-INSERT OR IGNORE INTO fencepost_lease
-SELECT :namespace, :name, :token, :nonce, 1, :boot_id, :expires_us, :ttl_us, 0, :since_us,
-       :host, :pid, :version, :pulse, :pulse_inode, ''
-  FROM fencepost_file WHERE id = 1 AND token = :seen_token"""
-
-# The usual grant, in one statement: nobody has the lease, and the clock is ahead of its token.
-_GRANT_FREE = """
-UPDATE fencepost_lease
-   SET token = :since_us, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
-       ttl_us = :ttl_us, beat = 0, since_us = :since_us, host = :host, pid = :pid,
-       version = :version, pulse = :pulse, pulse_inode = :pulse_inode, ended = ''
- WHERE namespace = :namespace AND name = :name
-   AND held = 0 AND nonce <> :nonce AND token < :since_us"""
-
-# Any other grant, unless the lease is no longer what it was when the decision was made.
-_GRANT_AGAIN = """
-UPDATE fencepost_lease
-   SET token = :token, nonce = :nonce, held = 1, boot_id = :boot_id, expires_us = :expires_us,
-       ttl_us = :ttl_us, beat = 0, since_us = :since_us, host = :host, pid = :pid,
-       version = :version, pulse = :pulse, pulse_inode = :pulse_inode, ended = ''
- WHERE namespace = :namespace AND name = :name
-   AND token = :seen_token AND held = :seen_held AND beat = :seen_beat"""
-
-# A renewal past the end is refused even if nobody came: past means past.
-_RENEW = """
-UPDATE fencepost_lease
-   SET expires_us = :now_us + :ttl_us, ttl_us = :ttl_us, beat = beat + 1
- WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token
-   AND held = 1 AND boot_id = :boot_id AND expires_us > :now_us"""
-
-_RELEASE = """
-UPDATE fencepost_lease
-   SET held = 0, ended = 'it was released'
- WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND held = 1
-   AND token = coalesce(:token, token)"""
-
-_BREAK = """
-UPDATE fencepost_lease
-   SET token = :new_token, nonce = '', held = 0, ended = :ended
- WHERE namespace = :namespace AND name = :name"""
-
-_RECORD_BREAK = """
-INSERT INTO fencepost_break (namespace, name, token, new_token, holder, operator, reason, at_us)
-VALUES (:namespace, :name, :token, :new_token, :holder, :operator, :reason, :at_us)"""
 
 
 def open_sqlite(world: World, address: str, *, namespace: str) -> SqliteStore:
@@ -139,24 +74,7 @@ def open_sqlite(world: World, address: str, *, namespace: str) -> SqliteStore:
     return SqliteStore(world, path[1:], namespace=namespace, trust_disk=bool(options))
 
 
-class Row(NamedTuple):
-    """A lease as the file has it: the record, and where to feel its holder's pulse."""
-
-    record: Record
-    pulse: str
-    pulse_inode: str
-
-
-def _row(columns: tuple[Any, ...]) -> Row:
-    """Return what ``_COLUMNS`` selected as values. In their order: this is on everybody's way."""
-    name, token, nonce, host, pid, version, held, era, expires_us, ttl_us, since_us = columns[:11]
-    ended, beat, pulse, pulse_inode = columns[11:]
-    holder = Holder(nonce, host, pid, version)
-    instants = (era, expires_us / 1e6, ttl_us / 1e6, since_us / 1e6)
-    return Row(Record(name, token, holder, held == 1, *instants, ended, beat), pulse, pulse_inode)
-
-
-class SqliteStore:
+class SqliteStore(SqliteInner):
     """Leases in the rows of one file."""
 
     def __init__(
@@ -173,13 +91,15 @@ class SqliteStore:
         self._pulse = Pulse(self._folder)
         self.namespace, self.file, self.pulse = namespace, self._file, self._pulse  # for a ledger
         self._watch = Watch()
+        self._lines: dict[str, Line] = {}
+        self._hand = HandOver(world, self._file, namespace=namespace)
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,
             notices_death=not self._private and self._pulse.possible,
             shared=not self._private,
             failover_safe=not self._private,
-            fair=not self._private and can_queue(),
+            fair=not self._private and seat.can_queue(),
             shortest_ttl=SHORTEST_TTL,
             longest_ttl=LONGEST_TTL,
         )
@@ -212,12 +132,14 @@ class SqliteStore:
         """Take the lease away and leave a record of it."""
         return await self._world.call(self._break, well_formed(name), token, reason, operator)
 
-    async def line(self, name: str) -> LinePlace | None:
+    async def line(self, name: str) -> SqlitePlace | None:
         """Stand in line, where there are named pipes to do it with."""
         if not self.capabilities.fair:
             return None
+        if not seat.has_spare(self._folder):
+            await self._world.call(self._tidy)
         try:
-            return await LinePlace.joined(self._world, self._line(name))
+            return await SqlitePlace.joined(self._world, self._line(name), self._hand)
         except OSError:
             return None  # no room, no right, no descriptor: who cannot stand in line asks again
 
@@ -250,9 +172,10 @@ class SqliteStore:
 
         None if it changed between the decision and the grant: then it is asked for again.
         """
-        wanted = self._wanted(name, holder, ttl)
-        if db.execute(_GRANT_FREE, wanted).rowcount:
-            return Grant(wanted["since_us"], ttl)
+        lease = self._wished(name, holder, ttl)
+        if db.execute(sql.GRANT_FREE, lease).rowcount:
+            return Grant(lease[0], ttl)
+        wanted: dict[str, Any] = dict(zip(sql.NUMBERED, lease, strict=True))
         row = self._find(db, name)
         if row is None:
             return self._grant_first(db, wanted, ttl)
@@ -260,48 +183,48 @@ class SqliteStore:
         now, era = self._now()
         verdict = judge(record, nonce=holder.nonce, now=now, era=era)
         if verdict is Verdict.OURS:
-            moved = self._move_end(db, name, holder.nonce, record.token, ttl)
-            return Grant(record.token, ttl, adopted=True) if moved else None
+            return self._adopt(db, wanted, record.token, ttl)
         if verdict is Verdict.SPENT:
             raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-        dead = False
+        proof = None
         if verdict is Verdict.HELD and not self._watch.long_enough(record, now=now, era=era):
-            dead = self._gone(row)
-            if not dead:
+            proof = None if self._private else self._pulse.proof(row.pulse, row.pulse_inode)
+            if proof is None:
                 raise refusal(record, expires_in=left(record, now=now, era=era))
         wanted |= {"seen_held": record.held, "seen_beat": record.beat}
-        grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=record.token)
-        if grant is not None and dead:
+        try:
+            grant = self._grant(db, sql.GRANT_AGAIN, wanted, ttl, highest=record.token)
+        finally:
+            if proof is not None:
+                os.close(proof)  # only now: who was handed the lease could take it otherwise
+        if grant is not None and proof is not None:
             self._sweep(db)
         return grant
 
-    def _wanted(self, name: str, holder: Holder, ttl: float) -> dict[str, Any]:
-        """Return the lease as it will be, but for its token, if nobody is quicker."""
+    def _wished(self, name: str, holder: Holder, ttl: float) -> tuple[Any, ...]:
+        """Return a lease as it would be if it were free, by number; the first is its token."""
         # The pulse must beat before anybody can read a row that leans on it.
-        pulse, inode = ("", "") if self._private else self._pulse.beat(holder.nonce)
+        pulse = ("", "") if self._private else self._pulse.beat(holder.nonce)
         now, era = self._now()
-        return {
-            "namespace": self._namespace,
-            "name": name,
-            "nonce": holder.nonce,
-            "boot_id": era,
-            "expires_us": _us(now) + _us(ttl),
-            "ttl_us": _us(ttl),
-            "since_us": _us(self._world.clocks.wall()),
-            "host": holder.host,
-            "pid": holder.pid,
-            "version": holder.version,
-            "pulse": pulse,
-            "pulse_inode": inode,
-        }
+        nonce, *who = holder
+        since_us, ttl_us = sql.us(self._world.clocks.wall()), sql.us(ttl)
+        times = (era, sql.us(now) + ttl_us, ttl_us)
+        return (since_us, nonce, *times, *who, *pulse, self._namespace, name)
+
+    def _adopt(
+        self, db: Connection, wanted: dict[str, Any], token: int, ttl: float
+    ) -> Grant | None:
+        """Have what we were granted, or handed, lean on the pulse of this process from now on."""
+        moved = db.execute(sql.ADOPT, wanted | {"token": token, "now_us": sql.us(self._now()[0])})
+        return Grant(token, ttl, adopted=True) if moved.rowcount else None
 
     def _grant_first(self, db: Connection, wanted: dict[str, Any], ttl: float) -> Grant | None:
-        found = db.execute(_FIND_DELETED).fetchone()
+        found = db.execute(sql.FIND_DELETED).fetchone()
         if found is None:
             raise Misuse(
                 f"{self._file.path!r} has lost its row in fencepost_file: restart to mend it"
             )
-        return self._grant(db, _GRANT_FIRST, wanted, ttl, highest=found[0])
+        return self._grant(db, sql.GRANT_FIRST, wanted, ttl, highest=found[0])
 
     def _grant(
         self, db: Connection, statement: str, wanted: dict[str, Any], ttl: float, *, highest: int
@@ -323,26 +246,35 @@ class SqliteStore:
     def _move_end(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> int:
         now, era = self._now()
         return db.execute(
-            _RENEW,
+            sql.RENEW,
             {
                 "namespace": self._namespace,
                 "name": name,
                 "nonce": nonce,
                 "token": token,
                 "boot_id": era,
-                "now_us": _us(now),
-                "ttl_us": _us(ttl),
+                "now_us": sql.us(now),
+                "ttl_us": sql.us(ttl),
             },
         ).rowcount
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
-        values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": token}
-        changed = self._file.write_one(lambda db: db.execute(_RELEASE, values).rowcount)
+        line = self._line(name) if self.capabilities.fair else None
+        if line is not None and token is not None and line.anybody() and self._hand.possible:
+            changed = self._hand.give(line, name, nonce, token)
+            line = None  # it was told
+        else:
+            values = (self._namespace, name, nonce, token)
+            changed = bool(self._file.write_one(lambda db: db.execute(RELEASE, values).rowcount))
         self._pulse.leases.discard(nonce)
+        seat.let_go(nonce)
         if changed:
-            self._wake(name)
+            if line is not None and line.anybody():
+                line.wake()
             return
         row = self._file.read(lambda db: self._find(db, name))
+        if row is not None and self._hand.was_given(nonce, to=row.record.holder.nonce):
+            return
         if row is None or row.record.holder.nonce != nonce or row.record.held:
             raise self._loss(name, nonce, token or 0)
 
@@ -352,8 +284,8 @@ class SqliteStore:
 
     def _views(self) -> list[View]:
         values = {"namespace": self._namespace}
-        rows = self._file.read(lambda db: db.execute(_FIND_ALL, values).fetchall())
-        return [self._view(_row(columns)) for columns in rows]
+        rows = self._file.read(lambda db: db.execute(sql.FIND_ALL, values).fetchall())
+        return [self._view(sql.row_of(columns)) for columns in rows]
 
     def _break(self, name: str, token: int, reason: str, operator: str) -> int:
         fresh = self._file.write(
@@ -366,7 +298,7 @@ class SqliteStore:
         row = self._find(db, name)
         if row is None or row.record.token != token:
             raise TokenStale(name, token=token, highest=0 if row is None else row.record.token)
-        wall_us = _us(self._world.clocks.wall())
+        wall_us = sql.us(self._world.clocks.wall())
         fresh = next_token(token, store_us=wall_us)
         values = {
             "namespace": self._namespace,
@@ -379,79 +311,21 @@ class SqliteStore:
             "ended": f"it was broken by {operator}: {reason}",
             "at_us": wall_us,
         }
-        db.execute(_BREAK, values)
-        db.execute(_RECORD_BREAK, values)
+        db.execute(sql.BREAK, values)
+        db.execute(sql.RECORD_BREAK, values)
         return fresh
 
     def _close(self) -> None:
         self._file.close()
         self._pulse.end()
-        put_away(self._folder)
-
-    # What a ledger does with leases inside of its own transaction, on the same connection.
-
-    def look(self, db: Connection, name: str) -> tuple[Record, View] | None:
-        """Return a lease as it is written, and as it stands: the dead hold nothing."""
-        row = self._find(db, name)
-        if row is None:
-            return None
-        seen = self._view(row)
-        return row.record, seen._replace(held=seen.held and seen.alive is not False)
-
-    def give(
-        self, db: Connection, name: str, holder: Holder, ttl: float, *, seen: Seen, above: int
-    ) -> Grant:
-        """Grant a lease that was ``seen`` to be free, with a token that is higher than ``above``.
-
-        A run that goes on under another permit of its lock must not find its token fallen.
-        """
-        wanted = self._wanted(name, holder, ttl)
-        wanted["since_us"] = max(wanted["since_us"], above + 1)  # if the clock was set back
-        token, wanted["seen_held"], wanted["seen_beat"] = seen or (0, 0, 0)
-        if seen is None:
-            grant = self._grant_first(db, wanted, ttl)
-        else:
-            grant = self._grant(db, _GRANT_AGAIN, wanted, ttl, highest=token)
-        assert grant is not None, "nobody else can write while we do"
-        if wanted["seen_held"]:
-            self._sweep(db)
-        return grant
-
-    def wish(self, name: str, holder: Holder, ttl: float) -> dict[str, Any]:
-        """Return a lease as it would be if it were free; ``since_us`` would be its token."""
-        return self._wanted(name, holder, ttl)
-
-    def take_free(self, db: Connection, wish: dict[str, Any]) -> bool:
-        """Grant what was wished for, if it is free and its last token is lower."""
-        return db.execute(_GRANT_FREE, wish).rowcount == 1
-
-    def extend(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> bool:
-        """Move the end of a lease; say whether it was still ours to move."""
-        return self._move_end(db, name, nonce, token, ttl) == 1
-
-    def end(self, db: Connection, name: str, nonce: str) -> bool:
-        """Give a lease back; say whether it was ours."""
-        values = {"namespace": self._namespace, "name": name, "nonce": nonce, "token": None}
-        return db.execute(_RELEASE, values).rowcount == 1
-
-    def revoke(self, db: Connection, name: str, nonce: str, operator: str, reason: str) -> int:
-        """Take a lease from the holder of ``nonce``; return the token from then on, or 0."""
-        row = self._find(db, name)
-        ours = row is not None and row.record.holder.nonce == nonce
-        return self._take_away(db, name, row.record.token, reason, operator) if row and ours else 0
-
-    def gave(self, name: str, nonce: str, *, wake: bool) -> None:
-        """Need our pulse no more for this nonce; wake who waits for a lease that is free now."""
-        self._pulse.leases.discard(nonce)
-        if wake:
-            self._wake(name)
+        seat.put_away(self._folder)
 
     # Facts.
 
-    def _find(self, db: Connection, name: str) -> Row | None:
+    def _find(self, db: Connection, name: str) -> sql.Row | None:
         values = {"namespace": self._namespace, "name": name}
-        columns = db.execute(_FIND, values).fetchone()
-        return None if columns is None else _row(columns)
+        columns = db.execute(sql.FIND, values).fetchone()
+        return None if columns is None else sql.row_of(columns)
 
     def _loss(self, name: str, nonce: str, token: int) -> LeaseLost:
         row = self._file.read(lambda db: self._find(db, name))
@@ -460,7 +334,7 @@ class SqliteStore:
         reason = why_lost(record, nonce=nonce, token=token, now=now, era=era)
         return LeaseLost(name, token=token, reason=reason or "it was renewed too late")
 
-    def _view(self, row: Row) -> View:
+    def _view(self, row: sql.Row) -> View:
         now, era = self._now()
         record = row.record
         remains = left(record, now=now, era=era)
@@ -470,7 +344,7 @@ class SqliteStore:
         alive = not gone if self.capabilities.notices_death else None
         return view(record, held=held, expires_in=remains, alive=alive)
 
-    def _gone(self, row: Row) -> bool:
+    def _gone(self, row: sql.Row) -> bool:
         return not self._private and self._pulse.stopped(row.pulse, row.pulse_inode)
 
     def _now(self) -> tuple[float, str]:
@@ -478,7 +352,12 @@ class SqliteStore:
         return clocks.boottime(), clocks.era() or ""
 
     def _line(self, name: str) -> Line:
-        return Line(self._folder, namespace=self._namespace, name=name)
+        line = self._lines.get(name)
+        if line is None:
+            if len(self._lines) >= _MOST_LINES:
+                self._lines.clear()
+            line = self._lines[name] = Line(self._folder, namespace=self._namespace, name=name)
+        return line
 
     def _wake(self, name: str) -> None:
         if self.capabilities.fair:
@@ -490,6 +369,7 @@ class SqliteStore:
         """Make the file ready for this version on this machine, or refuse it."""
         if not self._private:
             os.makedirs(self._folder, exist_ok=True)
+            self._hand.set_up(db)
         clocks = self._world.clocks
         if not is_ready(db, era=clocks.era() or "", time_namespace=clocks.namespace()):
             db.execute("BEGIN IMMEDIATE")
@@ -501,8 +381,14 @@ class SqliteStore:
         """Remove what the dead left behind, except for what leases lean on."""
         if not self._private:
             leaned_on = db.execute("SELECT pulse FROM fencepost_lease WHERE held").fetchall()
-            self._pulse.sweep(keep={pulse for (pulse,) in leaned_on})
+            keep = {pulse for (pulse,) in leaned_on}
+            self._pulse.sweep(keep=keep)
+            if self.capabilities.fair:
+                seat.sweep(self._folder, keep=keep)
 
-
-def _us(seconds: float) -> int:
-    return int(seconds * 1e6)
+    def _tidy(self) -> None:
+        """Make room for a seat in line. Nobody depends on it."""
+        try:
+            self._file.read(self._sweep)
+        except FencepostError:
+            return

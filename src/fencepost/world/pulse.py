@@ -26,6 +26,9 @@ except ImportError:  # Windows has no flock: deaths are noticed by expiry only
     fcntl = None
 
 _SUFFIX = ".pulse"
+_PROBE = os.O_RDONLY
+for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # what is probed may be a pipe
+    _PROBE |= getattr(os, _flag, 0)
 # How long to go without looking whether somebody removed the file. A lease that leans on a removed
 # one loses nothing but speed: its holder's death is noticed at its end.
 _TRUSTED = 1.0
@@ -65,24 +68,33 @@ class Pulse:
         return self.name, self.inode
 
     def stopped(self, name: str, inode: str) -> bool:
-        """Say whether every process behind that pulse is certainly gone. In doubt: no."""
+        """Say whether nobody has that pulse at this instant. In doubt: no."""
+        proof = self.proof(name, inode)
+        if proof is not None:
+            os.close(proof)
+        return proof is not None
+
+    def proof(self, name: str, inode: str) -> int | None:
+        """Return what proves, until it is closed, that nobody has that pulse. In doubt: nothing.
+
+        The dead stay dead, but to the pipe of a waiter its lock may come late: whoever takes over
+        a lease that leans on one has to keep the proof until the lease is changed.
+        """
         if fcntl is None or not name or name == self.name:
-            return False
+            return None
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(self._path(name), _PROBE)
         except OSError:
-            return False
+            return None
         try:
             status = os.fstat(fd)
-            if _inode(status) != inode or status.st_nlink < 1:
-                return False
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if inode_of(status) == inode and status.st_nlink >= 1:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return fd
         except OSError:
-            return False
-        else:
-            return True
-        finally:
-            os.close(fd)
+            pass  # somebody has it
+        os.close(fd)
+        return None
 
     def sweep(self, *, keep: set[str]) -> None:
         """Remove the files of dead processes, except those that leases still refer to."""
@@ -94,7 +106,7 @@ class Pulse:
         if fcntl is None:
             return
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, _PROBE)
         except OSError:
             return  # another sweeper was quicker
         try:
@@ -138,7 +150,7 @@ class Pulse:
             fcntl.flock(fd, fcntl.LOCK_EX)
             status = os.fstat(fd)
             if status.st_nlink >= 1:
-                self.fd, self.name, self.inode = fd, name, _inode(status)
+                self.fd, self.name, self.inode = fd, name, inode_of(status)
                 self._pid = os.getpid()
                 _beating.append(self)
                 return
@@ -149,7 +161,7 @@ class Pulse:
         if self.fd < 0:
             return False
         try:
-            return _inode(os.stat(self._path(self.name))) == self.inode
+            return inode_of(os.stat(self._path(self.name))) == self.inode
         except FileNotFoundError:
             return False
 
@@ -176,5 +188,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_all)
 
 
-def _inode(status: os.stat_result) -> str:
+def inode_of(status: os.stat_result) -> str:
+    """Return what identifies a file while anybody has it open."""
     return f"{status.st_dev}:{status.st_ino}"

@@ -96,11 +96,13 @@ class SqliteFile:
         Cheaper than ``write`` by two statements. If the file is busy all of ``work`` is done again.
         """
         with self._turn:
-            connection = self._open(patience)
-            if not durable:
+            connection = self._connection
+            if connection is None or connection.in_transaction:
+                connection = self._open(patience)
+            if self._log is None and not durable:
                 self._relax(connection)
             result = self._until_free(connection, work, patience)
-            if durable:
+            if durable and self._log is not None:
                 self._sync()
             return result
 
@@ -132,6 +134,23 @@ class SqliteFile:
             _roll_back(connection)
             _files.add(self)
             self._turn.__exit__(None, None, None)
+
+    def sync(self) -> None:
+        """Make sure that all that was committed, by whomever, survives a power cut."""
+        with self._turn:
+            self._relax(self._open(PATIENCE))
+            self._sync()
+
+    def sync_early(self) -> bool:
+        """Make it durable for somebody else, who will do so if we do not; say whether it is."""
+        with self._turn:
+            if self._log is None or self._log < 0:
+                return False
+            try:
+                os.fdatasync(self._log)
+            except OSError:
+                return False
+            return True
 
     def forget(self) -> None:
         """Start anew in a forked child, without touching what belongs to the parent."""
