@@ -81,6 +81,8 @@ OURS = {
     "fencepost.stores.open",
     "fencepost.stores.sqlite",
     "fencepost.stores.sqlite_handover",
+    "fencepost.stores.sqlite_inner",
+    "fencepost.stores.sqlite_rows",
     "fencepost.stores.sqlite_schema",
     "fencepost.version",
     "fencepost.world",

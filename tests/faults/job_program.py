@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ITEMS = 1000
 SLOT = "2026-01-20T02:00:00Z"
-PACE = 0.001  # so that a life is long enough to be ended in the middle
+# So slow that all the lives that are ended in the middle do not end the work.
+PACE = int(os.environ.get("FENCEPOST_KILLS", "50")) * 40e-6
 
 
 def say(**facts: object) -> None:
@@ -55,7 +56,7 @@ def in_other(run: Run, folder: str) -> None:
                 if first:
                     conn.execute("INSERT INTO effect VALUES (?)", (item,))
             conn.execute("COMMIT")
-            if item % 10 == 9:
+            if item % 2:
                 run.save(item)
             time.sleep(PACE)
 
@@ -67,8 +68,9 @@ def outside(run: Run, folder: str) -> None:
         with run.once(item) as first:
             if first:
                 os.write(fd, f"{item} {first.key}\n".encode())
-        if item % 10 == 9:
+        if item % 2:
             run.save(item)
+        time.sleep(PACE)
     os.close(fd)
 
 
