@@ -136,7 +136,7 @@ class Holding:
             ttl=wanted.ttl,
             max_hold=wanted.max_hold,
             emit=self.emit,
-            chatty=self._on_event is not None or is_heard(),
+            chatty=self.chatty,
         )
         hold.owner = owner
         kept = False
@@ -199,6 +199,11 @@ class Holding:
     def source(self) -> str | Callable[[World, str], LeaseStore]:
         """By what the store is opened: a URL, or a function."""
         return self._source
+
+    @property
+    def chatty(self) -> bool:
+        """Whether anybody listens to what goes well."""
+        return self._on_event is not None or is_heard()
 
     @property
     def store(self) -> LeaseStore:

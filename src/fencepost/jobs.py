@@ -42,15 +42,8 @@ class Job(NamedTuple):
     needs: Tier
     idempotent: bool
 
-    @property
-    def is_async(self) -> bool:
-        """Whether the body is ``async def``."""
-        return inspect.iscoroutinefunction(self.function)
-
-    @property
-    def takes_run(self) -> bool:
-        """Whether the body wants to be given its run."""
-        return bool(inspect.signature(self.function).parameters)
+    is_async: bool
+    takes_run: bool  # whether the body wants to be given its run
 
     def lock_of(self, slot: int) -> str:
         """Return what a run of this slot must not overlap with."""
@@ -125,6 +118,8 @@ def declare(
         scope=declared.items,
         needs=declared.needs,
         idempotent=declared.idempotent,
+        is_async=inspect.iscoroutinefunction(function),
+        takes_run=bool(inspect.signature(function).parameters),
     )
 
 

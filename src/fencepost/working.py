@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
+_TOLD = frozenset({"succeeded", "already_done"})
+
 
 class Working:
     """The jobs of one ``Fencepost`` or ``AsyncFencepost``."""
@@ -118,10 +120,12 @@ class Working:
 
     def _told(self, outcome: Outcome) -> Outcome:
         """Emit what no attempt of ours has told: that there was none, and why."""
+        if outcome.status in _TOLD or not (outcome.holder or outcome.reason == "poison"):
+            return outcome
         job = outcome.run_id.partition("@")[0]
         if outcome.reason == "poison":
             self._holding.emit(JobEvent("quarantined", job, outcome.run_id))
-        elif outcome.status == "skipped" and outcome.holder:
+        elif outcome.status == "skipped":
             more: tuple[tuple[str, object], ...] = (
                 ("reason", outcome.reason),
                 ("holder", outcome.holder),
@@ -170,7 +174,7 @@ class Working:
             emit=self._holding.emit,
             chatty=False,
         )
-        course = Course(self._world, run, hold, job.policy)
+        course = Course(self._world, run, hold, job.policy, chatty=self._holding.chatty)
         # Kept here until the attempt has ended, whatever user code does with its run.
         lease = Lease(
             hold,

@@ -18,6 +18,7 @@ from fencepost.model.ending import Ending, settle
 from fencepost.model.event import JobEvent
 from fencepost.model.run import State
 from fencepost.model.secrets import redacted
+from fencepost.model.slot import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,13 +52,14 @@ async def attempt(
     ``body`` returns the result as JSON text. Whoever is interrupted from outside (a signal, a
     cancelled task) gives the run back, to be resumed by the next one without blame.
     """
-    say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
+    if course.chatty or course.run.starts > 1:
+        say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
     try:
         result = await body(course)
-    except Lost as lost:
-        say(emit, "lost", course, reason=str(lost))
-        return None
     except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a body raises is its end
+        if course.is_lost(error):
+            say(emit, "lost", course, reason=str(error))
+            return None
         ending = ended_by(error, course.policy.retry)
     except BaseException:
         # An interrupt that came when the body had already returned does not undo its work.
@@ -95,7 +97,8 @@ async def conclude(
 ) -> RunRecord | None:
     """Record how an attempt ended; None if the run was not ours any more."""
     world = doors.world
-    settled = settle(course.run, ending, course.policy, dice=world.dice())
+    dice = world.dice() if ending.again else 0.0
+    settled = settle(course.run, ending, course.policy, dice=dice)
     course.ending = True
 
     def ask() -> Flow[RunRecord]:
@@ -106,38 +109,35 @@ async def conclude(
     except Lost as lost:
         say(emit, "lost", course, reason=str(lost))
         return None
-    _tell(emit, course, run)
+    if course.chatty or run.state is not State.SUCCEEDED or course.doubts:
+        _tell(emit, course, run)
     return run
 
 
 def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord) -> None:
     # Both by the ledger's clock: ours may show something else.
     now = run.beat_at
-    duration = f"{max(0.0, now - course.run.started_at):.3f}s"
-    counts = course.counts()
+    about: dict[str, object] = {"duration": f"{max(0.0, now - course.run.started_at):.3f}s"}
+    what = run.state.value
     if run.state is State.SUCCEEDED:
-        say(emit, "completed", course, duration=duration, **counts, last_success_at=_utc(now))
+        what = "completed"
+        about |= {**course.counts(), "last_success_at": shown(int(now))}
     elif run.state is State.WAITING_RETRY:
-        retry_in = f"{max(0.0, run.not_before - now):.1f}s"
-        say(emit, "failed", course, error=run.error, retry_in=retry_in, duration=duration)
+        what = "failed"
+        about |= {"error": run.error, "retry_in": f"{max(0.0, run.not_before - now):.1f}s"}
     elif run.state is State.PENDING:
-        say(emit, "released", course, duration=duration)
+        what = "released"
     elif run.state is State.SKIPPED:
-        say(emit, "skipped", course, reason=run.reason)
+        about = {"reason": run.reason}
     else:
-        say(emit, run.state.value, course, error=run.error, duration=duration, **counts)
+        about |= {**course.counts(), "error": run.error}
+    say(emit, what, course, **about)
     if course.doubts:
         say(emit, "in_doubt", course, items=",".join(course.doubts[:10]), count=len(course.doubts))
 
 
-def say(emit: Callable[[JobEvent], None], what: str, course: Course, **more: object) -> None:
-    """Emit an event about this attempt."""
+def say(emit: Callable[[JobEvent], None], what: str, course: Course, /, **more: object) -> None:
+    """Emit an event about this attempt. What belongs to it may have any name: users choose some."""
     key = course.run.key
     pairs = tuple((name, value) for name, value in more.items() if value is not None)
     emit(JobEvent(what, key.job, str(key), course.attempt.token, pairs))
-
-
-def _utc(now: float) -> str:
-    from fencepost.model.slot import shown
-
-    return shown(int(now))

@@ -10,6 +10,7 @@ from functools import partial
 
 from fencepost.errors import (
     LeaseLost,
+    Lost,
     OutcomeUnknown,
     RunCancelled,
     RunLost,
@@ -44,8 +45,17 @@ class Doors(NamedTuple):
 class Course:
     """One attempt under way."""
 
-    def __init__(self, world: World, run: RunRecord, hold: Hold, policy: Policy) -> None:
+    def __init__(
+        self,
+        world: World,
+        run: RunRecord,
+        hold: Hold,
+        policy: Policy,
+        *,
+        chatty: bool = True,
+    ) -> None:
         self.run, self.hold, self.policy = run, hold, policy
+        self.chatty = chatty  # whether anybody listens to what goes well
         self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
         self.checkpoint = run.checkpoint
@@ -59,9 +69,10 @@ class Course:
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
+        self._world = world
         self._boottime = world.clocks.boottime
         self._turn = world.mutex()
-        self._source = world.nonce()
+        self._source = ""
         self._done: int | None = None
         self._total: int | None = None
         self._counts: dict[str, int] = {}
@@ -85,6 +96,14 @@ class Course:
         if self.late:
             assert self.policy.timeout is not None, "only what has a timeout can be late"
             raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Say whether an error tells that this run is lost; it may be about something else."""
+        if isinstance(error, RunLost):
+            return error.run == str(self.run.key)
+        if not isinstance(error, Lost):
+            return False
+        return self.crashed is not None or self.hold.phase(self._boottime()) is Phase.LOST
 
     def progress(self, done: int, total: int | None) -> None:
         """Take note of how far the body has come; told with the next write."""
@@ -116,6 +135,7 @@ class Course:
         with self._turn:
             if self._done is None and not self._counts:
                 return _NOTHING
+            self._source = self._source or self._world.nonce()
             counts = tuple(sorted(self._counts.items()))
             return Report(self._done, self._total, counts, self._source)
 

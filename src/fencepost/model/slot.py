@@ -54,7 +54,7 @@ def parsed(text: str) -> RunKey:
 @lru_cache(maxsize=1024)
 def shown(slot: int) -> str:
     """Return a slot's instant as text."""
-    return datetime.fromtimestamp(slot, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(slot, UTC).isoformat()[:19] + "Z"
 
 
 def instant(value: datetime | str | float) -> int:
