@@ -175,23 +175,15 @@ class Working:
             chatty=False,
         )
         course = Course(self._world, run, hold, job.policy, chatty=self._holding.chatty)
-        # Kept here until the attempt has ended, whatever user code does with its run.
-        lease = Lease(
-            hold,
-            namespace=self._holding.namespace,
-            boottime=self._world.clocks.boottime,
-            drop=_keep_it,
-        )
-        hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl))
         doors = Doors(self._world, self.ledger)
+        first = doors.ledger.abilities.settles
+        hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl), first=first)
         keeper = self._holding.keeper
         ended: RunRecord | None = None
         self._active += 1
         keeper.add(hold)
         try:
-            ended = await attempt(
-                doors, course, partial(self._body, job, lease), emit=self._holding.emit
-            )
+            ended = await attempt(doors, course, partial(self._body, job), emit=self._holding.emit)
         finally:
             self._active -= 1
             hold.released = True
@@ -215,14 +207,14 @@ class Working:
             await release(self._world, self._holding.store, course.hold, abandon=abandon)
         return Crashed(how)
 
-    async def _body(self, job: Job, lease: Lease, course: Course) -> str | None:
+    async def _body(self, job: Job, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
         # A run in trouble is kept away from its neighbours, if it can be.
         if job.isolation == "process" or (course.run.solitary and self._can_be_apart(job)):
             window = window_of(job, course.run.key.slot)
             result = await carried_apart(self._world, course, job, self._holding, window=window)
         else:
-            result = kept_result(await self._carried(_Bound(job, lease, course)))
+            result = kept_result(await self._carried(_Bound(job, course, self._holding)))
         course.returned.append(result)
         return result
 
@@ -270,16 +262,19 @@ class _Bound(NamedTuple):
     """A body, and what it is given."""
 
     job: Job
-    lease: Lease
     course: Course
+    holding: Holding
 
     def call(self, colour: type[Run | AsyncRun], doors: Doors) -> Any:
         """Call the body with its run."""
         job, course = self.job, self.course
         if not job.takes_run:
             return job.function()
+        space, boottime = self.holding.namespace, doors.world.clocks.boottime
+        lease = Lease(course.hold, namespace=space, boottime=boottime, drop=_keep_it)
+        course.lent = lease  # kept until the attempt has ended, whatever user code does with it
         window = window_of(job, course.run.key.slot)
-        return job.function(colour(doors, course, self.lease, window=window, scope=job.scope))
+        return job.function(colour(doors, course, lease, window=window, scope=job.scope))
 
 
 def _keep_it(_: Hold) -> None:

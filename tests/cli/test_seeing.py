@@ -274,7 +274,7 @@ def test_runs_shows_the_newest_first_and_only_what_is_asked_for(desk: Desk) -> N
     headings, *rows = desk.ask("runs").lines
     assert headings.split()[:3] == ["RUN", "STATE", "WHY"]
     assert [row.split()[0] for row in rows] == [
-        *(f"other@{SLOT}", f"job@{LATER}", f"job@{SLOT}"),
+        *(f"job@{LATER}", f"other@{SLOT}", f"job@{SLOT}"),
     ]
     assert [row.split()[0] for row in desk.ask("runs", "job", "--quiet").lines] == [
         *(f"job@{LATER}", f"job@{SLOT}"),

@@ -9,6 +9,7 @@ import pytest
 from ledgerlab import DONE, claimed, opened, run_through
 
 from fencepost.model.item import ItemState
+from fencepost.model.policy import OnLoss, Policy
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 
@@ -62,12 +63,19 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traced]:
     finish(traced.ledger.close())
 
 
-def test_a_claim_is_two_statements_in_one_transaction_and_one_sync(traced: Traced) -> None:
+def test_a_claim_is_two_statements_in_one_transaction_and_no_sync(traced: Traced) -> None:
     traced.claim()
     words, pages, syncs = traced.cost()
     assert words == ["BEGIN", "INSERT", "UPDATE", "COMMIT"]
-    # The lease, the run, the index of live runs and that of the newest.
-    assert (pages, syncs) == (4, 1)
+    # The lease, the run, and the index of live runs.
+    assert (pages, syncs) == (3, 0)
+    finish(traced.ledger.sync())
+    assert traced.cost() == ([], 0, 1)
+
+
+def test_a_claim_of_what_must_not_be_tried_twice_is_synced(traced: Traced) -> None:
+    claimed(traced.ledger, RunKey("job", 60), "n", Policy(on_loss=OnLoss.FAIL))
+    assert traced.cost()[2] == 1
 
 
 def test_a_finish_is_one_statement_that_is_its_own_transaction_and_one_sync(traced: Traced) -> None:

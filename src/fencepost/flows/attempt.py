@@ -99,7 +99,7 @@ async def conclude(
     world = doors.world
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
-    course.ending = True
+    course.ending = course.hold.ending = True
 
     def ask() -> Flow[RunRecord]:
         return doors.ledger.finish(course.attempt, settled, report=course.report())

@@ -64,8 +64,10 @@ class Course:
         self.ending = False  # whether the body is over and its end on the way to the ledger
         self.cancelled = False
         self.stuck = False
+        self.settled = False  # whether the claim is on the disk, as far as we have seen to it
         self.transaction_of: object = None  # the thread or task that has a transaction open
         self.crashed: str | None = None  # how, if the body had a process of its own and it died
+        self.lent: object = None  # what user code was given of the lease
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
@@ -155,6 +157,10 @@ class Course:
                 raise
             # Perhaps it is our own end that came first. Only the answer to that one can tell.
             raise OutcomeUnknown(str(lost)) from lost
+        if not self.settled:
+            self.settled = True
+            if ledger.abilities.settles:
+                await ledger.sync()  # from here on not even a power cut forgets that it began
         late = self.deadline is not None and (
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )

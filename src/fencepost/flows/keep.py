@@ -39,7 +39,7 @@ class Hold:
 
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
-        *("owner", "on_loss", "beat", "pinned", "_emit", "_chatty", "_phase", "_slow"),
+        *("owner", "on_loss", "beat", "pinned", "ending", "_emit", "_chatty", "_phase", "_slow"),
     )
 
     def __init__(
@@ -65,13 +65,16 @@ class Hold:
         # Since when our own write transaction keeps everybody else out: nobody can take the lease.
         self.pinned = 0.0
         self._slow = False
+        self.ending = False  # its run is being ended: a renewal may well come too late
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
 
-    def beats_by(self, beat: Callable[[LeaseStore, float], Flow[Grant]]) -> None:
+    def beats_by(
+        self, beat: Callable[[LeaseStore, float], Flow[Grant]], *, first: float = LONGEST_SILENCE
+    ) -> None:
         """Renew by ``beat`` from now on, often enough to hear of a cancel soon."""
         self.beat = beat
-        self.next_try = min(self.next_try, self.trust.confirmed + LONGEST_SILENCE)
+        self.next_try = min(self.next_try, self.trust.confirmed + (first or LONGEST_SILENCE))
 
     def phase(self, now: float) -> Phase:
         """Say how far the lease can be believed in; once lost, always lost."""
@@ -235,7 +238,8 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
         hold.lose(getattr(lost, "reason", str(lost)))
     except Exception as error:  # noqa: BLE001 -- whatever went wrong, the lease is not confirmed
         hold.next_try = world.clocks.boottime() + retry_pause(hold.ttl)
-        if not hold.pinned:  # else it was our own transaction that kept us out
+        # Else it was our own transaction that kept us out, or our own end that came first.
+        if not hold.pinned and not hold.ending:
             hold.say("unconfirmed", str(error))
         hold.phase(world.clocks.boottime())
     else:

@@ -57,11 +57,15 @@ class JobRecord(NamedTuple):
 
 
 class LedgerAbilities(NamedTuple):
-    """What a ledger promises. ``transactional``: user statements may join its transactions."""
+    """What a ledger promises. ``transactional``: user statements may join its transactions.
+
+    ``settles`` is how soon after a claim the attempt should ask for a ``sync``; 0 if never.
+    """
 
     durable: bool
     shared: bool
     transactional: bool
+    settles: float = 0.0
 
 
 class Ledger(Protocol):
@@ -123,6 +127,9 @@ class Ledger(Protocol):
     async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
         """Cancel what does not run; ask what runs. ``force`` ends it now and takes its token."""
 
+    async def sync(self) -> None:
+        """Make sure that what was written so far survives a power cut."""
+
     async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
         """Keep an event about a run."""
 
@@ -138,7 +145,7 @@ class Ledger(Protocol):
     async def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
     ) -> list[RunRecord]:
-        """Return the newest runs: of one job by slot, of all by when they were created."""
+        """Return the runs of the newest slots, of one job or of all; those that live, quickly."""
 
     async def events(self, key: RunKey) -> list[RunEvent]:
         """Return what happened to a run, oldest first."""

@@ -22,7 +22,7 @@ from fencepost.model.claim import (
 )
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each
-from fencepost.model.run import RunEvent, RunRecord, State, legal, why_lost
+from fencepost.model.run import RunEvent, RunRecord, State, legal, newest, why_lost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,6 +176,9 @@ class MemoryLedger:
             settled = Settled(State.CANCELLED, "cancelled", error=run.error)
             return self._put(ended_record(run, settled, now=now))
 
+    async def sync(self) -> None:
+        """Survive no power cut, whatever is done."""
+
     async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
         """Keep an event about a run."""
         with self.leases.turn:
@@ -205,18 +208,9 @@ class MemoryLedger:
     async def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
     ) -> list[RunRecord]:
-        """Return the newest runs."""
+        """Return the newest runs, by slot."""
         with self.leases.turn:
-            chosen = [
-                run
-                for run in self._books.runs.values()
-                if job in (None, run.key.job) and (not states or run.state in states)
-            ]
-            if job is None:
-                chosen.sort(key=lambda run: (run.created_at, run.key), reverse=True)
-            else:
-                chosen.sort(key=lambda run: run.key, reverse=True)
-            return chosen[:limit]
+            return newest(self._books.runs.values(), job=job, limit=limit, states=states)
 
     async def events(self, key: RunKey) -> list[RunEvent]:
         """Return what happened to a run."""

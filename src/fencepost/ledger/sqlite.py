@@ -1,8 +1,10 @@
 """Runs in the file that has the leases: a claim and its lease are one transaction.
 
-Which commits must survive a power cut: claims and ends, checkpoints, cancels, and the begin of an
+Which commits must survive a power cut: the ends of runs, checkpoints, cancels, and the begin of an
 item, because an effect follows. A beat need not, and neither need the end of an item: the next
-commit that must will carry it along, and what is lost until then leaves the item in doubt.
+commit that must will carry it along, and what is lost until then leaves the item in doubt. A claim
+is carried along by the first of these, or synced by the keeper soon after; only a run that must
+not be tried twice waits for it. See docs/decisions/0011-claims-settle.md.
 """
 
 from __future__ import annotations
@@ -17,24 +19,29 @@ from fencepost.ledger.sqlite_schema import is_ready, migrate
 from fencepost.ledger.sqlite_testimony import Testimony
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
-from fencepost.model.run import RunEvent, RunRecord, State
+from fencepost.model.policy import OnLoss
+from fencepost.model.run import TERMINAL, RunEvent, RunRecord, newest
 from fencepost.world.sqlite import PATIENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from sqlite3 import Connection
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from fencepost.model.claim import Claimed, Want
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemRecord, ItemState
+    from fencepost.model.run import State
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
     from fencepost.world.api import World
     from fencepost.world.sqlite import SqliteFile
 
     T = TypeVar("T")
+
+# A run that is shorter than this ends before its claim need be on the disk by itself.
+SETTLES = 0.02
 
 
 class Desk(NamedTuple):
@@ -55,7 +62,12 @@ class SqliteLedger:
         self._books = SqliteBooks(world, leases)
         self._ready: Connection | None = None  # which connection was seen to have our tables
         able = leases.capabilities
-        self.abilities = LedgerAbilities(able.durable, able.shared, transactional=able.durable)
+        # Where a power cut cannot be told from a pause, nothing may be forgotten by one.
+        self._settles = SETTLES if able.durable and able.keeps_time else 0.0
+        self.abilities = LedgerAbilities(
+            able.durable, able.shared, transactional=able.durable, settles=self._settles
+        )
+        self._ceiling = 0  # up to which tokens are reserved, as far as we know
         self._testimony = Testimony(leases.file.path)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
 
@@ -122,6 +134,10 @@ class SqliteLedger:
         """Cancel what does not run; ask what runs, or take it away."""
         return await self._world.call(self._cancel, key, force, operator)
 
+    async def sync(self) -> None:
+        """Make sure that what was written so far survives a power cut."""
+        await self._world.call(self._file.sync)
+
     async def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> None:
         """Keep an event about a run."""
 
@@ -150,14 +166,8 @@ class SqliteLedger:
     async def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
     ) -> list[RunRecord]:
-        """Return the newest runs."""
-        statement = sql.listing(of_job=job is not None, states=states)
-        named = () if job is None else (job,)
-        values = (self._namespace, *named, *(state.value for state in states), limit)
-        rows = await self._world.call(
-            self._read, lambda db: db.execute(statement, values).fetchall()
-        )
-        return [sql.run_of(row) for row in rows]
+        """Return the newest runs, by slot."""
+        return await self._world.call(self._runs, job, limit, states)
 
     async def events(self, key: RunKey) -> list[RunEvent]:
         """Return what happened to a run."""
@@ -248,16 +258,25 @@ class SqliteLedger:
 
     def _claim(self, want: Want) -> Claimed:
         proofs: list[int] = []
+        reserved: list[int] = []
 
         def work(db: Connection) -> Claimed:
             self._testimony.refuse_doubtful(db)
-            return self._books.claim(db, want, proofs=proofs)
+            claimed = self._books.claim(db, want, proofs=proofs)
+            if claimed.grant is not None and claimed.grant.token >= self._ceiling:
+                reserved.append(self._books.reserve(db, claimed.grant.token))
+            return claimed
 
+        settles = self._settles and want.policy.on_loss is not OnLoss.FAIL
         try:
-            claimed = self._written(work)
+            claimed = self._written(work, not settles)
         finally:
             for proof in proofs:  # only now: who was handed the lease could take it otherwise
                 os.close(proof)
+        if reserved:
+            if settles:
+                self._file.sync()  # the reserve must be on the disk before a token is used
+            self._ceiling = reserved[0]
         if claimed.grant is not None:
             self.leases.pulse.leases.add(want.holder.nonce)
             self._testimony.tell(claimed.grant.token)
@@ -273,6 +292,7 @@ class SqliteLedger:
                 run, freed = ended
         finally:
             # Whatever was answered, this attempt is over: it needs nobody to vouch for it.
+            self._books.forget(attempt.nonce)
             self.leases.gave(attempt.lease, attempt.nonce, wake=freed)
         return run
 
@@ -282,7 +302,6 @@ class SqliteLedger:
         """End an attempt by one statement, where nothing else is to be written; None elsewhere."""
         if not settled.state.terminal or report.counts:
             return None
-        self._file.follow()
 
         def work(db: Connection) -> RunRecord | None:
             if db is not self._ready:
@@ -296,6 +315,23 @@ class SqliteLedger:
         if freed:
             self.leases.gave(run.lease, run.holder.nonce, wake=True)
         return run
+
+    def _runs(self, job: str | None, limit: int, states: Sequence[State]) -> list[RunRecord]:
+        def work(db: Connection) -> list[tuple[Any, ...]]:
+            if states and not TERMINAL.intersection(states):  # the live ones have an index
+                return db.execute(sql.FIND_ALL_LIVE, (self._namespace,)).fetchall()
+            jobs = [(job,)]
+            if job is None:
+                jobs = db.execute(sql.FIND_RUN_JOBS, (self._namespace,)).fetchall()
+            statement, chosen = sql.listing(states), [state.value for state in states]
+            return [
+                row
+                for (name,) in jobs
+                for row in db.execute(statement, (self._namespace, name, *chosen, limit))
+            ]
+
+        found = [sql.run_of(row) for row in self._read(work)]
+        return newest(found, job=job, limit=limit, states=states)
 
     def _register(self, job: str, definition: str) -> None:
         values = (self._namespace, job)

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
 
+# Tokens are microseconds: those of this long are reserved at a time.
+RESERVED_US = 60_000_000
+_MOST_BEGUN = 1000
+
 
 class Scene(NamedTuple):
     """The facts of a claim, and the rows of the leases that it may take."""
@@ -60,12 +64,14 @@ class SqliteBooks:
 
     def __init__(self, world: World, leases: SqliteStore) -> None:
         self._world, self._leases, self._namespace = world, leases, leases.namespace
+        self._begun: dict[str, RunRecord] = {}  # what was claimed here and has not ended
 
     def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
         """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
         now = self._world.clocks.wall()
         claimed = self._claim_free(db, want, now=now)
         if claimed is not None:
+            self._remember(claimed)
             return claimed
         scene = self._scene(db, want, proofs)
         own, decision = scene.facts.own, decide(want, scene.facts, now=now)
@@ -98,6 +104,18 @@ class SqliteBooks:
         taken = self._leases.take_free(db, wish)
         assert taken, "it was seen to be free, and nobody else can write while we do"
         return Claimed(Verdict.GO, begun_record(want, token=token, now=now), Grant(token, ttl))
+
+    def _remember(self, claimed: Claimed) -> None:
+        if claimed.run is not None:
+            if len(self._begun) >= _MOST_BEGUN:  # those were lost, and nobody told us
+                self._begun.clear()
+            self._begun[claimed.run.holder.nonce] = claimed.run
+
+    def reserve(self, db: Connection, token: int) -> int:
+        """Reserve the tokens of the next minute; return up to which."""
+        ceiling = token + RESERVED_US
+        db.execute(sql.RESERVE, (ceiling,))
+        return ceiling
 
     def _scene(self, db: Connection, want: Want, proofs: list[int]) -> Scene:
         own = self.find(db, want.key)
@@ -251,12 +269,33 @@ class SqliteBooks:
     def finish_for_good(
         self, db: Connection, attempt: Attempt, settled: Settled, report: Report
     ) -> RunRecord | None:
-        """End the attempt in one statement, if that is all there is to it; None if it is not."""
+        """End the attempt in one statement, if that is all there is to it; None if it is not.
+
+        What nobody but this attempt could change is not read again: it is as the claim left it.
+        """
+        begun = self._begun.get(attempt.nonce)
+        if begun is None:
+            return None
         now = self._world.clocks.wall()
         ended = (settled.state.value, settled.reason, now, now, settled.result, settled.error)
         values = (*ended, report.done, report.total, *self._key(attempt))
         rows = db.execute(sql.FINISH, values).fetchall()
-        return sql.run_of(rows[0]) if rows else None
+        if not rows:
+            return None
+        cancel_at, streak, strikes, checkpoint, done, total, saves = rows[0]
+        return ended_record(begun, settled, now=now)._replace(
+            cancel_at=cancel_at,
+            streak=streak,
+            strikes=strikes,
+            checkpoint=checkpoint,
+            done=done,
+            total=total,
+            saves=saves,
+        )
+
+    def forget(self, nonce: str) -> None:
+        """Keep nothing of an attempt in mind that has ended."""
+        self._begun.pop(nonce, None)
 
     def finish(
         self, db: Connection, attempt: Attempt, settled: Settled, report: Report

@@ -50,7 +50,11 @@ UPDATE fencepost_run
    SET state = ?, reason = ?, not_before = 0.0, ended_at = ?, beat_at = ?, result = ?, error = ?,
        done = coalesce(?, done), total = coalesce(?, total)
  WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?
-RETURNING {_COLUMNS}"""
+RETURNING cancel_at, streak, strikes, checkpoint, done, total, saves"""
+
+RESERVE = """
+INSERT INTO fencepost_reserve (id, ceiling) VALUES (1, ?)
+    ON CONFLICT DO UPDATE SET ceiling = max(ceiling, excluded.ceiling)"""
 
 FIND = f"SELECT {_COLUMNS} FROM fencepost_run WHERE {_KEY}"
 
@@ -167,22 +171,34 @@ UPDATE fencepost_job
 _STATES = {state.value: state for state in State}
 
 
-def listing(*, of_job: bool, states: Sequence[State]) -> str:
-    """Return the statement that lists the newest runs: of a job by slot, else by creation.
+def listing(states: Sequence[State]) -> str:
+    """Return the statement that lists the newest runs of a job, by slot.
 
-    It walks one index from its newest end and stops at the limit. With ``states`` it walks until
-    it has found enough, so what is rare costs a walk over the history that retention has kept.
+    It walks the table from the job's newest end and stops at the limit. With ``states`` it walks
+    until it has found enough, so what is rare costs a walk over the history that was kept.
     """
-    chosen = " AND job = ?" if of_job else ""
-    order = [*_KEY_COLUMNS[1:]] if of_job else ["created_at", *_KEY_COLUMNS]
-    if states:
-        chosen += f" AND state IN ({', '.join('?' * len(states))})"
+    chosen = f" AND state IN ({', '.join('?' * len(states))})" if states else ""
     return f"""
 SELECT {_COLUMNS}
   FROM fencepost_run
- WHERE namespace = ?{chosen}
- ORDER BY {", ".join(f"{column} DESC" for column in order)}
+ WHERE namespace = ? AND job = ?{chosen}
+ ORDER BY slot DESC, manual DESC, rerun DESC
  LIMIT ?"""
+
+
+# Every job that has ever run, one look for each however many runs it has.
+FIND_RUN_JOBS = """
+WITH RECURSIVE known (job) AS (
+    SELECT min(job) FROM fencepost_run WHERE namespace = ?1
+     UNION ALL
+    SELECT (SELECT min(job) FROM fencepost_run WHERE namespace = ?1 AND job > known.job)
+      FROM known
+     WHERE known.job IS NOT NULL
+)
+SELECT job FROM known WHERE job IS NOT NULL"""
+
+# Every live run, of whatever lock: there are never many.
+FIND_ALL_LIVE = f"SELECT {_COLUMNS} FROM {_LIVE_ONES} WHERE namespace = ? AND {LIVE}"
 
 
 def run_of(columns: tuple[Any, ...]) -> RunRecord:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fencepost.errors import Misuse
 from fencepost.ledger.sqlite_testimony import BEGIN_LIFE, CREATE_LIFE
 from fencepost.model.run import FIRST, TABLE, State, legal
+from fencepost.stores.sqlite_schema import CREATE_RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,11 +80,6 @@ _CREATE_LIVE = f"""
 CREATE UNIQUE INDEX IF NOT EXISTS fencepost_run_live
     ON fencepost_run (namespace, lock, job, slot, manual)
  WHERE {LIVE}"""
-
-# The newest runs of all jobs. It grows at its end only, and no later change of a run touches it.
-_CREATE_NEWEST = """
-CREATE INDEX IF NOT EXISTS fencepost_run_newest
-    ON fencepost_run (namespace, created_at, job, slot, manual, rerun)"""
 
 _CREATE_ITEM = """
 CREATE TABLE IF NOT EXISTS fencepost_item (
@@ -230,7 +226,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         _CREATE_RUN,
         _CREATE_LIVE,
-        _CREATE_NEWEST,
         _first_trigger(),
         _CREATE_REFUSAL,
         _refusal_trigger(),
@@ -244,6 +239,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _CREATE_JOB,
         CREATE_LIFE,
         BEGIN_LIFE,
+        CREATE_RESERVE,  # which a file of an older fencepost lacks
     ),
 )
 

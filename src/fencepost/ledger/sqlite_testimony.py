@@ -30,6 +30,8 @@ _FIND_HIGHEST = """
 SELECT max(coalesce((SELECT max(token) FROM fencepost_lease), 0),
            coalesce((SELECT token FROM fencepost_file WHERE id = 1), 0))"""
 
+_OFTEN_US = 1_000_000
+
 _ANY_RUN = "SELECT EXISTS (SELECT 1 FROM fencepost_run)"
 
 
@@ -41,6 +43,7 @@ class Testimony:
         self._witness = None if path == ":memory:" else Witness(path + "-live")
         self._incarnation = ""
         self._doubt = ""
+        self._issued = self._told = 0
 
     def hear(self, db: Connection) -> None:
         """Compare the file with what was seen of it. Asked once for each connection."""
@@ -63,8 +66,13 @@ class Testimony:
             )
 
     def tell(self, token: int) -> None:
-        """Have a token remembered that was issued just now."""
-        if self._witness is not None:
+        """Have a token remembered that was issued just now; at once, or when a second has passed.
+
+        Tokens are microseconds: to remember each of a thousand would tell no more than the last.
+        """
+        self._issued = token
+        if self._witness is not None and token >= self._told + _OFTEN_US:
+            self._told = token
             self._witness.tell(Seen(self._incarnation, token))
 
     def accept(self, db: Connection) -> None:
@@ -75,8 +83,11 @@ class Testimony:
             self._witness.tell(Seen(self._incarnation, token))
 
     def close(self) -> None:
-        """Let the witness go."""
+        """Let the witness go; it has heard everything."""
         if self._witness is not None:
+            if self._issued > self._told:
+                self._witness.tell(Seen(self._incarnation, self._issued))
+                self._told = self._issued
             self._witness.close()
 
 

@@ -14,6 +14,7 @@ from fencepost.model.slot import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from typing import Any
 
     from fencepost.model.slot import RunKey
@@ -142,6 +143,17 @@ class RunEvent(NamedTuple):
     token: int = 0
     holder: str = ""
     detail: str = ""
+
+
+def newest(
+    runs: Iterable[RunRecord], *, job: str | None, limit: int, states: Sequence[State]
+) -> list[RunRecord]:
+    """Return the newest of ``runs`` by slot: of one job or of all, in some states or in any."""
+    chosen = [
+        run for run in runs if job in (None, run.key.job) and (not states or run.state in states)
+    ]
+    chosen.sort(key=lambda run: (run.key.slot, *run.key), reverse=True)
+    return chosen[:limit]
 
 
 def why_lost(run: RunRecord) -> str:

@@ -68,7 +68,14 @@ CREATE TABLE IF NOT EXISTS fencepost_break (
     at_us     INTEGER NOT NULL
 )"""
 
-CREATE = (_CREATE_FILE, _CREATE_LEASE, _CREATE_MEMORY, _CREATE_BREAK)
+# Above this no token was ever issued whose grant a power cut may have forgotten.
+CREATE_RESERVE = """
+CREATE TABLE IF NOT EXISTS fencepost_reserve (
+    id      INTEGER PRIMARY KEY CHECK (id = 1),
+    ceiling INTEGER NOT NULL
+)"""
+
+CREATE = (_CREATE_FILE, _CREATE_LEASE, _CREATE_MEMORY, _CREATE_BREAK, CREATE_RESERVE)
 
 _KNOWN = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_file'"
 
@@ -80,6 +87,18 @@ INSERT INTO fencepost_file (id, schema, token, boot_id, time_namespace)
 VALUES (1, :schema, (SELECT coalesce(max(token), 0) FROM fencepost_lease), :era, :time_namespace)
     ON CONFLICT (id) DO UPDATE
    SET boot_id = excluded.boot_id, time_namespace = excluded.time_namespace"""
+
+# In another boot there may have been a power cut, and grants that were not on the disk yet. Their
+# tokens were below the ceiling: from here on all are above it.
+_REACH_CEILING = """
+UPDATE fencepost_lease
+   SET token = (SELECT ceiling FROM fencepost_reserve WHERE id = 1)
+ WHERE token < (SELECT ceiling FROM fencepost_reserve WHERE id = 1)"""
+
+_REMEMBER_CEILING = """
+UPDATE fencepost_file
+   SET token = max(token, coalesce((SELECT ceiling FROM fencepost_reserve WHERE id = 1), 0))
+ WHERE id = 1"""
 
 
 def is_ready(db: Connection, *, era: str, time_namespace: str) -> bool:
@@ -108,3 +127,5 @@ def prepare(db: Connection, *, era: str, time_namespace: str) -> None:
     for statement in CREATE:
         db.execute(statement)
     db.execute(_OWN, {"schema": SCHEMA, "era": era, "time_namespace": time_namespace})
+    db.execute(_REACH_CEILING)
+    db.execute(_REMEMBER_CEILING)
