@@ -26,7 +26,8 @@ bench: .venv/dev            ## costs as ratios to the raw driver, interleaved in
 simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fault: leases, runs, races
 	@$(BIN)/fencepost simulate --seeds $(SEEDS)
 
-soak: .venv/dev            ## what is too long for every day: 100,000 seeds on both stores
+soak: .venv/dev            ## what is too long for every day: 200 kills in each mode, 100,000 seeds
+	@FENCEPOST_KILLS=200 $(BIN)/pytest tests/faults/test_job_deaths.py
 	@$(BIN)/fencepost simulate --seeds 100000
 	@$(BIN)/fencepost simulate --seeds 5000 --store sqlite
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -557,6 +559,66 @@ def test_a_name_stands_for_one_function(fp: Fencepost) -> None:
     fp.job("billing")(lambda: None)
     with pytest.raises(Misuse, match="two jobs are called 'billing'"):
         fp.job("billing")(lambda: None)
+
+
+def test_a_failing_body_backs_off_to_the_ceiling_and_uses_no_cpu_meanwhile(fp: Fencepost) -> None:
+    began: list[float] = []
+
+    @fp.job("billing", retry=Retry(5, base=0.1, ceiling=0.3, jitter=False))
+    def billing() -> None:
+        began.append(time.monotonic())
+        raise ValueError("no luck")
+
+    fp.trigger("billing", SLOT - timedelta(hours=1))  # whatever is imported late is imported now
+    began.clear()
+    cpu = time.process_time()
+    outcome = fp.trigger("billing", SLOT)
+    spent = time.process_time() - cpu
+    pauses = [later - earlier for earlier, later in pairwise(began)]
+    assert (outcome.status, outcome.attempt) == ("failed", 5)
+    assert all(p >= least for p, least in zip(pauses, [0.1, 0.2, 0.3, 0.3], strict=True)), pauses
+    assert spent < 0.25 * sum(pauses)
+
+
+def test_a_trigger_may_wait_for_a_slot_that_another_runs(fp: Fencepost) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    @fp.job("billing")
+    def billing() -> str:
+        inside.set()
+        assert leave.wait(30)
+        return "done"
+
+    worker = threading.Thread(target=fp.trigger, args=("billing", SLOT))
+    worker.start()
+    assert inside.wait(30)
+    assert fp.trigger("billing", SLOT, wait="10ms").reason == "lock_held"
+    later = threading.Timer(0.05, leave.set)
+    later.start()
+    outcome = fp.trigger("billing", SLOT, wait="30s")
+    worker.join()
+    later.join()
+    assert (outcome.status, outcome.result) == ("already_done", "done")
+
+
+def test_counters_may_have_any_name(fp: Fencepost, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    @fp.job("billing")
+    def billing(run: Run) -> None:
+        for name in ("error", "duration", "emit", "what", "reason"):
+            run.count(name, 2)
+
+    assert fp.trigger("billing", SLOT).status == "succeeded"
+    assert "error=2" in caplog.messages[-1]
+
+
+def test_a_body_that_loses_something_else_has_only_failed(fp: Fencepost) -> None:
+    @fp.job("billing")
+    def billing() -> None:
+        raise LeaseLost("another", token=1, reason="it ran out")
+
+    assert fp.trigger("billing", SLOT).status == "failed"
 
 
 def _until(true: Any) -> None:

@@ -609,9 +609,15 @@ def test_from_the_second_loss_on_a_run_is_alone_with_those_who_can_be() -> None:
     assert not crowd.solitary
 
 
-def test_losses_beside_others_are_never_poison() -> None:
-    suspect = lost()._replace(streak=50, strikes=0, solitary=False)
-    assert asked(want(policy=Policy(max_losses=1)), suspect).verdict is Verdict.GO
+def test_losses_beside_others_are_not_poison_until_it_is_hopeless() -> None:
+    policy = Policy(max_losses=5)
+    suspect = lost()._replace(streak=18, strikes=0, solitary=False)
+    change = asked(want(policy=policy), suspect).change
+    assert change is not None
+    assert not change.quarantine
+    hopeless = asked(want(policy=policy), suspect._replace(streak=19)).change
+    assert hopeless is not None
+    assert (hopeless.reason, hopeless.quarantine) == ("poison", True)
 
 
 def test_the_last_solitary_loss_is_poison_and_puts_the_job_into_quarantine() -> None:

@@ -5,7 +5,7 @@ Any number may trigger one slot at once: the ledger lets one go, and tells the o
 
 from __future__ import annotations
 
-from fencepost.errors import OutcomeUnknown
+from fencepost.errors import OutcomeUnknown, StoreUnavailable
 from fencepost.model.claim import Verdict, Want, leases_of
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
@@ -123,8 +123,12 @@ class _Seeing:
         self._resumed += 1
         if self._resumed > _MOST_RESUMED:
             return self._in_others_hands(claimed, "too_many_before")
-        await trigger(self._doors, self._errand, claimed.blocker.key)
+        older = self._errand._replace(want=self._not_new)  # it is nobody's own but the slot's
+        await trigger(self._doors, older, claimed.blocker.key)
         return None
+
+    def _not_new(self, key: RunKey) -> Want:
+        return self._errand.want(key)._replace(new=False)
 
     async def _replace(self, want: Want, claimed: Claimed) -> Outcome | None:
         """Ask the run in our way to stop; after its grace take its token away."""
@@ -132,12 +136,15 @@ class _Seeing:
         world, key = self._doors.world, claimed.blocker.key
         now, operator = world.clocks.boottime(), f"replaced by {self._key}"
         self._waits = True
-        if self._asked_to_stop != key:
-            self._asked_to_stop, self._force_at = key, now + want.policy.cancel_grace
-            await self._doors.ledger.cancel(key, force=False, operator=operator)
-        elif now >= self._force_at:
-            await self._doors.ledger.cancel(key, force=True, operator=operator)
-            return None
+        try:
+            if self._asked_to_stop != key:
+                await self._doors.ledger.cancel(key, force=False, operator=operator)
+                self._asked_to_stop, self._force_at = key, now + want.policy.cancel_grace
+            elif now >= self._force_at:
+                await self._doors.ledger.cancel(key, force=True, operator=operator)
+                return None
+        except (OutcomeUnknown, StoreUnavailable):
+            pass  # asked again after the pause
         await world.sleep(min(self._next_pause(), max(0.01, self._force_at - now)))
         return None
 
@@ -147,7 +154,7 @@ class _Seeing:
             self._ours = False
             if want.new:
                 return self._in_others_hands(claimed, "taken")
-            if not self._waits:
+            if not self._waits and not self._may_wait():
                 return self._in_others_hands(claimed, "lock_held")
         elif claimed.pause:
             if not self._ours and not self._may_wait():
@@ -195,10 +202,16 @@ class _Seeing:
         until = world.clocks.boottime() + seconds
         while (left := until - world.clocks.boottime()) > 0:
             await world.sleep(min(left, _LONGEST_PAUSE))
-            if left > _LONGEST_PAUSE:
-                run = await self._doors.ledger.find(self._key)
-                if run is None or run.state is not State.WAITING_RETRY:
-                    return
+            if left > _LONGEST_PAUSE and await self._is_over():
+                return
+
+    async def _is_over(self) -> bool:
+        """Say whether somebody has ended the run while it waits for its retry."""
+        try:
+            run = await self._doors.ledger.find(self._key)
+        except (OutcomeUnknown, StoreUnavailable):
+            return False  # asked again after the next nap
+        return run is None or run.state is not State.WAITING_RETRY
 
 
 async def claim(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # A run in trouble: from this many losses in a row on, it runs with nobody beside it.
 SUSPICIOUS = 2
+# And so many times max_losses without a step forward are enough, whoever is to blame: where no
+# asker can run it alone, nothing else would ever end it.
+HOPELESS = 4
 
 
 class Want(NamedTuple):
@@ -188,7 +191,8 @@ def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
         return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "cancelled", lost=True))
     if want.policy.on_loss is OnLoss.FAIL:
         return Decision(Verdict.ENDED, change=_end(State.FAILED, "lost", lost=True))
-    if own.strikes + struck >= want.policy.max_losses:
+    hopeless = own.streak + 1 >= HOPELESS * want.policy.max_losses
+    if hopeless or own.strikes + struck >= want.policy.max_losses:
         change = _end(State.FAILED, "poison", lost=True, struck=struck, quarantine=True)
         return Decision(Verdict.ENDED, change=change)
     pause = loss_pause(want.policy, streak=own.streak + 1)
