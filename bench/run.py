@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 
-EXPERIMENTS = ("uncontended", "contended", "startup")
+EXPERIMENTS = ("uncontended", "contended", "guarded", "startup")
 
 
 def main() -> int:

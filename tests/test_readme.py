@@ -37,12 +37,13 @@ def test_the_examples_run(page: str, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_the_readme_example_writes_each_invoice_once(tmp_path: Path) -> None:
+def test_the_readme_example_sends_each_invoice_once(tmp_path: Path) -> None:
     example = examples("README.md")[0]
     for _ in range(2):
         subprocess.run([sys.executable, "-c", example], cwd=tmp_path, check=True)
-    with contextlib.closing(sqlite3.connect(tmp_path / "books.db")) as books:
-        assert books.execute("SELECT number FROM invoice").fetchall() == [(1,), (2,), (3,)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "fencepost.db")) as ledger:
+        assert ledger.execute("SELECT number FROM sent").fetchall() == [(0,), (1,), (2,)]
+        assert ledger.execute("SELECT starts FROM fencepost_run").fetchall() == [(1,)]
 
 
 def test_every_page_that_is_linked_to_exists() -> None:
