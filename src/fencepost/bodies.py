@@ -66,9 +66,13 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
     timer = None if left is None else loop.call_later(left, stop)
     try:
         return await task
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         if why:
             raise why[0] from None
+        here = asyncio.current_task()
+        if here is not None and not here.cancelling():
+            # Nobody wants it to stop, so to give it back would be to try it for ever.
+            raise RuntimeError("the body was cancelled from within, by what it awaited") from error
         raise  # somebody else cancelled us
     finally:
         if timer is not None:
@@ -98,6 +102,7 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
     """
     import asyncio
     import threading
+    from contextlib import suppress
 
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
@@ -129,6 +134,7 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
                 await asyncio.wait([ended])
             except asyncio.CancelledError:
                 continue  # the first cancellation is already on its way
-        if not ended.cancelled():
-            ended.exception()  # seen
+        if not ended.cancelled() and ended.exception() is None:
+            with suppress(GiveUp):
+                course.returned.append(kept_result(ended.result()))  # it was done all the same
         raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fencepost.errors import InDoubt
 from fencepost.fence import record_item
-from fencepost.flows.attempt import described
+from fencepost.flows.attempt import described, kept_words
 from fencepost.flows.course import begin, end
 from fencepost.model.item import Found, ItemState
 from fencepost.world.flow import finish
@@ -167,7 +167,7 @@ class _Batch:
 
     def failed(self, item: str | int, error: BaseException | str = "") -> None:
         """Say that an item's effect did not happen; the batch goes on."""
-        text = described(error) if isinstance(error, BaseException) else error
+        text = described(error) if isinstance(error, BaseException) else kept_words(error)
         self._said[str(item)] = (ItemState.FAILED, text or None)
 
     @property

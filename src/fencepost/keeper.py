@@ -58,7 +58,13 @@ class Keeper:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="fencepost-keeper", daemon=True)
                 self._thread = thread
-                thread.start()
+                started = False
+                try:
+                    thread.start()
+                    started = True
+                finally:
+                    if not started:  # the system has no more threads now, but may have later
+                        self._thread = None
 
     def _run(self) -> None:
         try:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from fencepost.effects import AsyncBatch, AsyncOnce, Batch, InOther, Once
 from fencepost.errors import LeaseLost, Misuse
 from fencepost.flows.attempt import NothingToDo
-from fencepost.flows.course import save
+from fencepost.flows.course import LARGEST, save
 from fencepost.model.item import named
 from fencepost.model.kept import encoded
 from fencepost.transaction import AsyncTransaction, Transaction
@@ -106,7 +106,8 @@ class Facts:
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Tell how far it is; those who look see it with the next beat."""
-        self._course.progress(_whole(done, "done"), total and _whole(total, "total"))
+        of = None if total is None else _whole(total, "total")
+        self._course.progress(_whole(done, "done"), of)
 
     def count(self, name: str, more: int = 1) -> None:
         """Add to a counter of this run, such as ``emails_sent``; safe from many threads."""
@@ -114,6 +115,8 @@ class Facts:
 
     def skip(self, reason: str = "nothing to do") -> None:
         """Leave the body: there was nothing to do, and the run is recorded as skipped."""
+        if not isinstance(reason, str):
+            raise Misuse(f"reason is {reason!r}: say in words why there was nothing to do")
         raise NothingToDo(reason)
 
     def headers(self, item: str | int | None = None) -> dict[str, str]:
@@ -122,7 +125,7 @@ class Facts:
 
     def key_of(self, item: str | int | None = None) -> str:
         """Return the idempotency key of this run, or of one of its items: the same in each try."""
-        return self.id if item is None else f"{self.id}/{named(item)}"
+        return self.id if item is None else f"{self._scope_of(None)}/{named(item)}"
 
     def fence(self, conn: object, *, resource: str | None = None) -> None:
         """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
@@ -190,6 +193,7 @@ class Run(Facts):
 
     def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> Batch:
         """Have many effects once each, with one round trip before and one after them all."""
+        self.check()
         self._outside()
         return Batch(self._doors, self._course, self._scope_of(scope), [named(i) for i in items])
 
@@ -226,6 +230,7 @@ class AsyncRun(Facts):
 
     def batch(self, items: Iterable[str | int], *, scope: str | None = None) -> AsyncBatch:
         """Have many effects once each, with one round trip before and one after them all."""
+        self.check()
         self._outside()
         names = [named(item) for item in items]
         return AsyncBatch(self._doors, self._course, self._scope_of(scope), names)
@@ -243,4 +248,6 @@ class AsyncRun(Facts):
 def _whole(value: object, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Misuse(f"{what} is {value!r}: it must be a whole number")
+    if abs(value) > LARGEST:
+        raise Misuse(f"{what} is a number of {value.bit_length()} bits: no ledger keeps that")
     return value

@@ -8,6 +8,7 @@ why it should not be open for long.
 from __future__ import annotations
 
 import os
+import threading
 
 from fencepost.errors import LeaseLost, Misuse, RunLost
 from fencepost.model.item import Found, ItemState, named
@@ -33,7 +34,15 @@ UPDATE fencepost_lease
    SET expires_us = :now_us + :ttl_us, ttl_us = :ttl_us, beat = beat + 1
  WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token AND held = 1"""
 
+_ENDED_OTHERWISE = (
+    "the transaction was ended by other means than its block: what it wrote is not guarded; leave "
+    "BEGIN, COMMIT and ROLLBACK to run.transaction(), and end the block after an error that rolls "
+    "everything back"
+)
+
 _open: set[Ledgered] = set()
+# Between the commit of one thread and its last words another may have begun.
+_pinning = threading.Lock()
 
 
 class Ledgered:
@@ -54,6 +63,8 @@ class Ledgered:
         """The driver's connection, for libraries that want one. Leave begin and commit alone."""
         if self._connection is None or self._pid != os.getpid():
             raise Misuse("this transaction is over, or belongs to another process")
+        if not self._connection.in_transaction:  # each statement would commit by itself
+            raise Misuse(_ENDED_OTHERWISE)
         return self._connection
 
     def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
@@ -104,22 +115,28 @@ class Ledgered:
         course.check()
         # Whoever cannot begin before its lease must be doubted does not begin at all.
         patience = max(0.1, course.hold.trust.until - self._world.clocks.boottime())
-        file = (
-            self._idle.pop()
-            if self._idle
-            else SqliteFile(self._world, self._leases.file.path, set_up=_nothing)
-        )
-        self._connection, self._file = file.begin(patience=patience), file
-        _open.add(self)
+        file = self._spare()
         begun = False
         try:
+            self._connection, self._file = file.begin(patience=patience), file
+            _open.add(self)
             self._guard()
-            course.hold.pinned = self._world.clocks.boottime()
-            course.transaction_of = self._owner
+            with _pinning:
+                course.hold.pinned = self._world.clocks.boottime()
+                course.transaction_of = self._owner
             begun = True
         finally:
             if not begun:
                 self._end(commit=False)
+
+    def _spare(self) -> SqliteFile:
+        """Return a connection that no other transaction uses, to the file that is there now."""
+        try:
+            file = self._idle.pop()  # asked and taken in one: other threads want one too
+        except IndexError:
+            return SqliteFile(self._world, self._leases.file.path, set_up=_nothing)
+        file.follow()
+        return file
 
     def _guard(self) -> None:
         db, attempt = self.connection, self._course.attempt
@@ -141,11 +158,6 @@ class Ledgered:
         committed = False
         try:
             if commit:
-                if not self._connection.in_transaction:
-                    raise Misuse(
-                        "the transaction was ended by other means than its block: what it wrote is "
-                        "not guarded; leave BEGIN, COMMIT and ROLLBACK to run.transaction()"
-                    )
                 self._prolong()
             self._end(commit=commit)
             committed = commit
@@ -155,8 +167,9 @@ class Ledgered:
                 course.hold.confirm(sent, ttl=course.policy.lease)
                 if self._checkpoint is not None:
                     course.checkpoint = self._checkpoint
-            course.transaction_of = None
-            course.hold.pinned = 0.0
+            with _pinning:
+                if course.transaction_of == self._owner:
+                    course.transaction_of, course.hold.pinned = None, 0.0
 
     def _prolong(self) -> None:
         attempt, ttl_us = self._course.attempt, round(self._course.policy.lease * 1e6)
@@ -173,9 +186,14 @@ class Ledgered:
 
     def _end(self, *, commit: bool) -> None:
         if self._connection is not None and self._file is not None:
-            connection, self._connection = self._connection, None
-            _open.discard(self)
-            self._file.finish(connection, commit=commit)
+            connection = self._connection
+            try:
+                self._file.finish(connection, commit=commit)
+            finally:
+                # A signal may come before it begins: then whoever ends this must ask once more.
+                if not connection.in_transaction:
+                    self._connection = None
+                    _open.discard(self)
             self._idle.append(self._file)
 
     def abandon(self) -> None:

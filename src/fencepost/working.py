@@ -8,7 +8,7 @@ from functools import partial
 from fencepost.bodies import in_a_thread, kept_result, on_a_loop, supervised
 from fencepost.errors import FencepostError, Misuse
 from fencepost.flows.acquire import Granted
-from fencepost.flows.attempt import attempt
+from fencepost.flows.attempt import RELEASED, attempt, conclude
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
@@ -125,7 +125,7 @@ class Working:
         job = outcome.run_id.partition("@")[0]
         if outcome.reason == "poison":
             self._holding.emit(JobEvent("quarantined", job, outcome.run_id))
-        elif outcome.status == "skipped":
+        elif outcome.status == "skipped" and outcome.held_for is not None:
             more: tuple[tuple[str, object], ...] = (
                 ("reason", outcome.reason),
                 ("holder", outcome.holder),
@@ -180,16 +180,22 @@ class Working:
         hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl), first=first)
         keeper = self._holding.keeper
         ended: RunRecord | None = None
+        pid, emit = os.getpid(), self._holding.emit
+        course.foreign = lambda: os.getpid() != pid
         self._active += 1
-        keeper.add(hold)
         try:
-            ended = await attempt(doors, course, partial(self._body, job), emit=self._holding.emit)
+            try:
+                keeper.add(hold)
+            except RuntimeError:  # there is no thread to be had: what nobody keeps is not begun
+                ended = await conclude(doors, course, RELEASED, emit=emit)
+                raise
+            ended = await attempt(doors, course, partial(self._body, job), emit=emit)
         finally:
             self._active -= 1
             hold.released = True
             keeper.charges.remove(hold)
             # Whatever became of it, nobody here needs the lease any more.
-            if ended is None and course.crashed is None:
+            if ended is None and course.crashed is None and not course.foreign():
                 keeper.abandon(hold.name, hold.nonce)
         if ended is None and course.crashed is not None:
             return await self._crashed(course, course.crashed)

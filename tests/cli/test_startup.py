@@ -82,6 +82,7 @@ OURS = {
     "fencepost.stores.sqlite",
     "fencepost.stores.sqlite_handover",
     "fencepost.stores.sqlite_inner",
+    "fencepost.stores.sqlite_reserve",
     "fencepost.stores.sqlite_rows",
     "fencepost.stores.sqlite_schema",
     "fencepost.version",

@@ -135,3 +135,20 @@ def test_without_a_boot_id_an_instant_from_before_a_restart_blocks_for_one_ttl_o
         before.boot_offset += 600.0
         with pytest.raises(LeaseLost):
             lease.check()
+
+
+def test_a_restart_raises_tokens_only_of_those_who_were_there_before_it(tmp_path: Path) -> None:
+    clocks, blind = SteppedClocks(), SteppedClocks()
+    blind.boot = None
+    url = url_of(tmp_path)
+    with fencepost(url, clocks=clocks) as fp:
+        lock = fp.lock("old")
+        old = lock.acquire()
+        clocks.boot = "the next boot"
+        clocks.wall_offset -= 3600  # and it comes up with its clock behind
+        with fencepost(url, clocks=blind) as other, other.lock("blind") as living:
+            with fencepost(url, clocks=clocks) as late, late.lock("old") as new:
+                assert new.token > old.token + 10_000_000  # above all that was reserved
+            living.check()
+            assert [view.token for view in other.locks() if view.name == "blind"] == [living.token]
+        assert not lock.release(old)

@@ -15,6 +15,7 @@ from fencepost.flows.acquire import acquire
 from fencepost.model.lease import Holder
 from fencepost.stores.sqlite import SqliteStore
 from fencepost.stores.sqlite_handover import read_wish
+from fencepost.stores.sqlite_reserve import TokenReserve
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.board import board_of
 from fencepost.world.flow import finish
@@ -124,6 +125,7 @@ def test_trust_begins_no_later_than_the_grant_and_with_the_ttl_of_the_waiter(
 def test_what_was_handed_over_is_synced_before_it_is_taken(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TokenReserve, "covers", lambda *_: False)
     first, second = party("a"), party("b")
     first.release(first.acquire())
     first = party("c")
@@ -139,6 +141,7 @@ def test_what_was_handed_over_is_synced_before_it_is_taken(
 def test_who_hears_nothing_of_a_sync_sees_to_it_by_itself(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TokenReserve, "covers", lambda *_: False)
     first, second = party("a"), party("b")
     token = first.acquire()
     second.join()
@@ -154,6 +157,7 @@ def test_who_hears_nothing_of_a_sync_sees_to_it_by_itself(
 def test_the_confirmation_of_an_earlier_hand_over_does_not_stand_for_a_later_one(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TokenReserve, "covers", lambda *_: False)
     first, second, third = party("a"), party("b"), party("c")
     first.release(first.acquire())
     token = party("d").acquire()

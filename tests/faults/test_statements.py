@@ -8,6 +8,7 @@ import pytest
 
 from fencepost.model.lease import Holder
 from fencepost.stores.sqlite import SqliteStore
+from fencepost.stores.sqlite_reserve import TokenReserve
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 
@@ -47,19 +48,29 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
 
 def test_the_first_acquire_of_a_name_writes_once(traced: Traced) -> None:
     traced.acquire("a")
-    # An attempt to take a free lease that is not there yet, a look, and the one that writes.
-    assert traced.verbs() == ["UPDATE", "SELECT", "SELECT", "INSERT"]
+    # The reserve of tokens, once a minute. Then an attempt to take a free lease that is not there
+    # yet, a look, and the one that writes.
+    assert traced.verbs() == ["INSERT", "UPDATE", "SELECT", "SELECT", "INSERT"]
 
 
-def test_a_grant_is_synced_once_and_a_release_never(
+def test_neither_a_grant_nor_a_release_is_synced_while_tokens_are_reserved(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(traced.store.release("x", nonce="a", token=traced.acquire("a")))
     synced: list[int] = []
     monkeypatch.setattr("os.fdatasync", synced.append)
-    token = traced.acquire("b")
-    assert len(synced) == 1
-    finish(traced.store.release("x", nonce="b", token=token))
+    finish(traced.store.release("x", nonce="b", token=traced.acquire("b")))
+    assert synced == []
+
+
+def test_a_grant_whose_token_is_not_reserved_is_synced(
+    traced: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish(traced.store.release("x", nonce="a", token=traced.acquire("a")))
+    monkeypatch.setattr(TokenReserve, "covers", lambda *_: False)
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    traced.acquire("b")
     assert len(synced) == 1
 
 

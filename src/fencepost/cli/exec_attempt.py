@@ -20,7 +20,7 @@ from fencepost.flows.acquire import Granted
 from fencepost.flows.attempt import RELEASED, conclude, say as tell
 from fencepost.flows.command import oversee
 from fencepost.flows.course import Course, Doors
-from fencepost.flows.keep import LONGEST_SILENCE, Hold
+from fencepost.flows.keep import Hold
 from fencepost.model.command import must_end
 from fencepost.model.ending import Ending
 from fencepost.model.kept import encoded
@@ -61,8 +61,8 @@ class CommandAttempt:
             chatty=False,
         )
         self._course = course = Course(errand.world, run, hold, self._policy)
-        hold.beat = lambda _, ttl: course.beat(errand.ledger, ttl)
-        hold.next_try = min(hold.next_try, sent + LONGEST_SILENCE)
+        first = errand.ledger.abilities.settles
+        hold.beats_by(lambda _, ttl: course.beat(errand.ledger, ttl), first=first)
         course.on_stop.append(self._hear_of_cancel)
         self._excerpt = Excerpt()
         self._began = errand.world.clocks.boottime()

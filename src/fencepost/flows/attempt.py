@@ -14,7 +14,7 @@ from fencepost.errors import (
     RunTimedOut,
 )
 from fencepost.flows.course import insist
-from fencepost.model.ending import Ending, settle
+from fencepost.model.ending import LONGEST_ERROR, Ending, settle
 from fencepost.model.event import JobEvent
 from fencepost.model.run import State
 from fencepost.model.secrets import redacted
@@ -50,31 +50,38 @@ async def attempt(
     """Carry out one attempt and return the run as it is then; None if it was lost meanwhile.
 
     ``body`` returns the result as JSON text. Whoever is interrupted from outside (a signal, a
-    cancelled task) gives the run back, to be resumed by the next one without blame.
+    cancelled task) gives the run back, to be resumed by the next one without blame. A forked child
+    that leaves the body ends nothing: the run is its parent's.
     """
     if course.chatty or course.run.starts > 1:
         say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
     try:
         result = await body(course)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 -- whatever a body raises is its end
+    except (Exception, SystemExit) as error:
+        if course.foreign():
+            raise
         if course.is_lost(error):
             say(emit, "lost", course, reason=str(error))
             return None
         ending = ended_by(error, course.policy.retry)
     except BaseException:
+        if course.foreign():
+            raise
         # An interrupt that came when the body had already returned does not undo its work.
         done = [Ending(State.SUCCEEDED, result=result) for result in course.returned]
         await conclude(doors, course, *done or [RELEASED], emit=emit)
         raise
     else:
+        if course.foreign():
+            return None
         ending = Ending(State.SUCCEEDED, result=result)
-    return await conclude(doors, course, ending, emit=emit)
+    return await _concluded(doors, course, ending, emit=emit)
 
 
 def ended_by(error: BaseException, retry: Retry) -> Ending:
     """Return what the error that left a body says about the attempt."""
     if isinstance(error, NothingToDo):
-        return Ending(State.SKIPPED, error.reason)
+        return Ending(State.SKIPPED, kept_words(error.reason))
     if isinstance(error, RunCancelled):
         return Ending(State.CANCELLED, "cancelled", error=str(error))
     again, text = retry.worth(error), described(error)
@@ -87,9 +94,29 @@ def ended_by(error: BaseException, retry: Retry) -> Ending:
 
 def described(error: BaseException) -> str:
     """Return an error as the ledger keeps it: its kind and words, without secrets."""
-    words = str(error)
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 -- whatever its class does when it is asked
+        words = "(it cannot say what it is)"
     kind = type(error).__name__
-    return redacted(f"{kind}: {words}" if words else kind)
+    return kept_words(f"{kind}: {words}" if words else kind)
+
+
+def kept_words(text: str) -> str:
+    """Return a text as a ledger can keep it: without secrets, halves of characters, or an end."""
+    return redacted(text).encode(errors="backslashreplace").decode()[:LONGEST_ERROR]
+
+
+async def _concluded(
+    doors: Doors, course: Course, ending: Ending, *, emit: Callable[[JobEvent], None]
+) -> RunRecord | None:
+    """Record how an attempt ended, also for one who is interrupted meanwhile: it is over."""
+    try:
+        return await conclude(doors, course, ending, emit=emit)
+    except BaseException as interrupt:
+        if not isinstance(interrupt, Exception):
+            await conclude(doors, course, ending, emit=emit)
+        raise
 
 
 async def conclude(

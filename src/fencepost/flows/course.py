@@ -11,6 +11,7 @@ from functools import partial
 from fencepost.errors import (
     LeaseLost,
     Lost,
+    Misuse,
     OutcomeUnknown,
     RunCancelled,
     RunLost,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from fencepost.world.api import Flow, T, World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+# The largest number that every database keeps.
+LARGEST = 2**63 - 1
 
 
 class Doors(NamedTuple):
@@ -71,6 +74,7 @@ class Course:
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
+        self.foreign: Callable[[], bool] = _never  # whether this is a fork's copy of the attempt
         self._world = world
         self._boottime = world.clocks.boottime
         self._turn = world.mutex()
@@ -103,6 +107,11 @@ class Course:
         """Say whether an error tells that this run is lost; it may be about something else."""
         if isinstance(error, RunLost):
             return error.run == str(self.run.key)
+        if isinstance(error, LeaseLost) and (error.name, error.token) == (
+            self.hold.name,
+            self.hold.token,
+        ):
+            return True  # also while our own clock would still believe in it
         if not isinstance(error, Lost):
             return False
         return self.crashed is not None or self.hold.phase(self._boottime()) is Phase.LOST
@@ -115,7 +124,10 @@ class Course:
     def count(self, name: str, more: int) -> None:
         """Add to a counter; told with the next write."""
         with self._turn:
-            self._counts[name] = self._counts.get(name, 0) + more
+            total = self._counts.get(name, 0) + more
+            if abs(total) > LARGEST:
+                raise Misuse(f"counter {name!r} would become {total}: no ledger keeps that")
+            self._counts[name] = total
 
     def relay(self, done: int | None, total: int | None, counts: dict[str, int]) -> None:
         """Take note of all that a body in another process has told, there, up to now."""
@@ -172,6 +184,10 @@ class Course:
 
 
 _NOTHING = Report()
+
+
+def _never() -> bool:
+    return False
 
 
 async def save(doors: Doors, course: Course, checkpoint: str) -> None:
@@ -236,5 +252,11 @@ async def insist(world: World, course: Course, ask: Callable[[], Flow[T]]) -> T:
             if hold.phase(world.clocks.boottime()) is Phase.LOST:
                 reason = f"{hold.why_lost or 'the attempt has ended'}, and then: {error}"
                 raise LeaseLost(hold.name, token=hold.token, reason=reason) from error
+            if hold.pinned and world.clocks.boottime() - hold.pinned > hold.ttl:
+                # Kept out by our own transaction; perhaps it waits for us, and would for ever.
+                raise Misuse(
+                    f"a transaction of run {course.run.key} is open for longer than its lease, and "
+                    "nothing else can be written: inside of it use tx.once(…) and tx.save(…)"
+                ) from error
             await world.sleep(pause * (0.5 + world.dice()))
             pause = min(pause * 2, _LONGEST_PAUSE)

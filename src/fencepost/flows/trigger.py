@@ -71,7 +71,7 @@ class _Seeing:
     async def step(self) -> Outcome | None:
         """Claim once and do what the answer asks for; return the outcome once there is one."""
         want = self._errand.want(self._key)
-        if self._ours:
+        if self._ours or self._waits:
             want = want._replace(new=False)  # by now it is, and it may be claimed again
         sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
         verdict = claimed.verdict

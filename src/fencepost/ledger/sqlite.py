@@ -63,11 +63,10 @@ class SqliteLedger:
         self._ready: Connection | None = None  # which connection was seen to have our tables
         able = leases.capabilities
         # Where a power cut cannot be told from a pause, nothing may be forgotten by one.
-        self._settles = SETTLES if able.durable and able.keeps_time else 0.0
+        self._settles = SETTLES if leases.reserve.possible else 0.0
         self.abilities = LedgerAbilities(
             able.durable, able.shared, transactional=able.durable, settles=self._settles
         )
-        self._ceiling = 0  # up to which tokens are reserved, as far as we know
         self._testimony = Testimony(leases.file.path)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
 
@@ -258,26 +257,22 @@ class SqliteLedger:
 
     def _claim(self, want: Want) -> Claimed:
         proofs: list[int] = []
-        reserved: list[int] = []
 
         def work(db: Connection) -> Claimed:
             self._testimony.refuse_doubtful(db)
-            claimed = self._books.claim(db, want, proofs=proofs)
-            if claimed.grant is not None and claimed.grant.token >= self._ceiling:
-                reserved.append(self._books.reserve(db, claimed.grant.token))
-            return claimed
+            return self._books.claim(db, want, proofs=proofs)
 
         settles = self._settles and want.policy.on_loss is not OnLoss.FAIL
+        if settles:
+            self.leases.reserve.ahead()
         try:
             claimed = self._written(work, not settles)
         finally:
             for proof in proofs:  # only now: who was handed the lease could take it otherwise
                 os.close(proof)
-        if reserved:
-            if settles:
-                self._file.sync()  # the reserve must be on the disk before a token is used
-            self._ceiling = reserved[0]
         if claimed.grant is not None:
+            if settles and not self.leases.reserve.covers(claimed.grant.token):
+                self._file.sync()  # a clock that was set back: its token is far ahead of it
             self.leases.pulse.leases.add(want.holder.nonce)
             self._testimony.tell(claimed.grant.token)
         return claimed
@@ -308,6 +303,7 @@ class SqliteLedger:
                 return None  # a connection whose tables nobody has looked at yet
             return self._books.finish_for_good(db, attempt, settled, report)
 
+        self._file.follow()
         return self._file.write_one(work, durable=True)
 
     def _cancel(self, key: RunKey, force: bool, operator: str) -> RunRecord:  # noqa: FBT001 -- as above

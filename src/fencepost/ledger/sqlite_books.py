@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
 
-# Tokens are microseconds: those of this long are reserved at a time.
-RESERVED_US = 60_000_000
 _MOST_BEGUN = 1000
 
 
@@ -110,12 +108,6 @@ class SqliteBooks:
             if len(self._begun) >= _MOST_BEGUN:  # those were lost, and nobody told us
                 self._begun.clear()
             self._begun[claimed.run.holder.nonce] = claimed.run
-
-    def reserve(self, db: Connection, token: int) -> int:
-        """Reserve the tokens of the next minute; return up to which."""
-        ceiling = token + RESERVED_US
-        db.execute(sql.RESERVE, (ceiling,))
-        return ceiling
 
     def _scene(self, db: Connection, want: Want, proofs: list[int]) -> Scene:
         own = self.find(db, want.key)

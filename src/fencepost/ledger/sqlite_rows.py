@@ -52,10 +52,6 @@ UPDATE fencepost_run
  WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?
 RETURNING cancel_at, streak, strikes, checkpoint, done, total, saves"""
 
-RESERVE = """
-INSERT INTO fencepost_reserve (id, ceiling) VALUES (1, ?)
-    ON CONFLICT DO UPDATE SET ceiling = max(ceiling, excluded.ceiling)"""
-
 FIND = f"SELECT {_COLUMNS} FROM fencepost_run WHERE {_KEY}"
 
 # Every live run of a lock.

@@ -2,8 +2,8 @@
 
 The clock is the kernel's boot-time clock, which all processes share; a lease carries the boot id it
 was granted under, so a restart frees everything and a stepping wall clock frees nothing. Which
-commits must survive a power cut is in docs/decisions/0004-durability.md: grants and breaks must,
-because of their tokens; renewals and releases need not, because a power cut changes the boot id.
+commits must survive a power cut is in docs/decisions/0004-durability.md: none but breaks, because a
+power cut changes the boot id and frees everything, and because tokens are reserved ahead.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from fencepost.stores import sqlite_rows as sql
 from fencepost.stores.api import Capabilities
 from fencepost.stores.sqlite_handover import RELEASE, HandOver, SqlitePlace
 from fencepost.stores.sqlite_inner import SqliteInner
+from fencepost.stores.sqlite_reserve import TokenReserve
 from fencepost.stores.sqlite_schema import is_ready, prepare
 from fencepost.world import seat
 from fencepost.world.disk import refuse_shared
@@ -92,7 +93,8 @@ class SqliteStore(SqliteInner):
         self.namespace, self.file, self.pulse = namespace, self._file, self._pulse  # for a ledger
         self._watch = Watch()
         self._lines: dict[str, Line] = {}
-        self._hand = HandOver(world, self._file, namespace=namespace)
+        self.reserve = TokenReserve(self._file, world.clocks)
+        self._hand = HandOver(world, self._file, namespace=namespace, reserve=self.reserve)
         self.capabilities = Capabilities(
             keeps_time=world.clocks.era() is not None,
             durable=not self._private,
@@ -160,9 +162,15 @@ class SqliteStore(SqliteInner):
     # What runs behind the door.
 
     def _acquire(self, name: str, holder: Holder, ttl: float) -> Grant:
+        self.reserve.ahead()
+        durable = not self.reserve.possible
         for _ in range(_MOST_RACES):
-            grant = self._file.write_one(lambda db: self._ask(db, name, holder, ttl), durable=True)
+            grant = self._file.write_one(
+                lambda db: self._ask(db, name, holder, ttl), durable=durable
+            )
             if grant is not None:
+                if not durable and not self.reserve.covers(grant.token):
+                    self._file.sync()  # a clock that was set back: its token is far ahead of it
                 self._pulse.leases.add(holder.nonce)
                 return grant
         raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
     from fencepost.model.lease import Holder
+    from fencepost.stores.sqlite_reserve import TokenReserve
     from fencepost.world.api import World
     from fencepost.world.line import Called, Line
     from fencepost.world.seat import Seat
@@ -96,8 +97,11 @@ class _Offer:
 class HandOver:
     """Both ends of a hand-over, in one namespace of one file."""
 
-    def __init__(self, world: World, file: SqliteFile, *, namespace: str) -> None:
+    def __init__(
+        self, world: World, file: SqliteFile, *, namespace: str, reserve: TokenReserve
+    ) -> None:
         self._world, self._file, self._namespace = world, file, namespace
+        self.reserve = reserve
         self._called: Called | None = None  # whom the statement that is being run is about
         # Without a boot id no two processes can compare their clocks. Without fdatasync whoever
         # takes a lease could not make sure that its grant survives a power cut.
@@ -134,7 +138,7 @@ class HandOver:
 
         try:
             changed = self._file.write_one(work)
-            if changed and offer.called is not None and offer.token and self._file.sync_early():
+            if changed and offer.called is not None and offer.token and self._is_safe(offer):
                 offer.called.confirm(offer.token)
         except OutcomeUnknown:
             self._doubtful[nonce] = offer.heir
@@ -144,6 +148,10 @@ class HandOver:
         if offer.called is None:
             line.wake()  # who has come since
         return bool(changed)
+
+    def _is_safe(self, offer: _Offer) -> bool:
+        """Say whether the token of an offer will not be issued again, whatever happens."""
+        return self.reserve.covers(offer.token) or self._file.sync_early()
 
     def was_given(self, nonce: str, *, to: str) -> bool:
         """Say whether that is whom this nonce gave its lease, although the reply got lost."""
@@ -166,7 +174,8 @@ class HandOver:
             if found is None:
                 return None
             token, expires_us, ttl_us = found
-            if not seat.is_confirmed(token):  # whoever handed it over died, or its disk failed
+            # Whoever handed it over died, or its disk failed, or it knew of no reserve.
+            if not self.reserve.covers(token) and not seat.is_confirmed(token):
                 self._file.sync()
             taken = True
         finally:
@@ -195,6 +204,11 @@ class SqlitePlace(LinePlace):
         super().__init__(world, line)
         self._hand = hand
         self._wanted = ("", "")
+
+    def _join(self) -> None:
+        # Now, while there is time: whoever is handed the lease, or hands it on, is in a hurry.
+        self._hand.reserve.ahead()
+        super()._join()
 
     def invite(self, name: str, *, holder: Holder, ttl: float) -> bool:
         """Let the lease be handed to us by whoever releases it; say whether it can be."""

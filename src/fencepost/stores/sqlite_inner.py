@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from fencepost.model.lease import Holder, Record, View
     from fencepost.model.watch import Watch
+    from fencepost.stores.sqlite_reserve import TokenReserve
     from fencepost.world.pulse import Pulse
     from fencepost.world.sqlite import SqliteFile
 
@@ -29,6 +30,7 @@ class SqliteInner:
     namespace: str
     file: SqliteFile
     pulse: Pulse
+    reserve: TokenReserve
     _watch: Watch
 
     def look(self, db: Connection, name: str, *, proofs: list[int]) -> tuple[Record, View] | None:

@@ -80,6 +80,11 @@ RECORD_BREAK = """
 INSERT INTO fencepost_break (namespace, name, token, new_token, holder, operator, reason, at_us)
 VALUES (:namespace, :name, :token, :new_token, :holder, :operator, :reason, :at_us)"""
 
+# Up to which token anything may have been granted that is not on the disk.
+RESERVE = """
+INSERT INTO fencepost_reserve (id, ceiling) VALUES (1, ?)
+    ON CONFLICT DO UPDATE SET ceiling = max(ceiling, excluded.ceiling)"""
+
 
 class Row(NamedTuple):
     """A lease as the file has it: the record, and where to feel its holder's pulse."""

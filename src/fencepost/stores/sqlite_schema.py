@@ -77,7 +77,7 @@ CREATE TABLE IF NOT EXISTS fencepost_reserve (
 
 CREATE = (_CREATE_FILE, _CREATE_LEASE, _CREATE_MEMORY, _CREATE_BREAK, CREATE_RESERVE)
 
-_KNOWN = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_file'"
+_KNOWN = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_reserve'"
 
 _FIND_FILE = "SELECT schema, boot_id, time_namespace FROM fencepost_file WHERE id = 1"
 
@@ -89,11 +89,13 @@ VALUES (1, :schema, (SELECT coalesce(max(token), 0) FROM fencepost_lease), :era,
    SET boot_id = excluded.boot_id, time_namespace = excluded.time_namespace"""
 
 # In another boot there may have been a power cut, and grants that were not on the disk yet. Their
-# tokens were below the ceiling: from here on all are above it.
+# tokens were below the ceiling: from here on all are above it. Whoever cannot tell one boot from
+# another reserves nothing, and may be alive: what it holds is left alone.
 _REACH_CEILING = """
 UPDATE fencepost_lease
    SET token = (SELECT ceiling FROM fencepost_reserve WHERE id = 1)
- WHERE token < (SELECT ceiling FROM fencepost_reserve WHERE id = 1)"""
+ WHERE token < (SELECT ceiling FROM fencepost_reserve WHERE id = 1)
+   AND boot_id NOT IN ('', :era) AND :era <> ''"""
 
 _REMEMBER_CEILING = """
 UPDATE fencepost_file
@@ -127,5 +129,5 @@ def prepare(db: Connection, *, era: str, time_namespace: str) -> None:
     for statement in CREATE:
         db.execute(statement)
     db.execute(_OWN, {"schema": SCHEMA, "era": era, "time_namespace": time_namespace})
-    db.execute(_REACH_CEILING)
+    db.execute(_REACH_CEILING, {"era": era})
     db.execute(_REMEMBER_CEILING)

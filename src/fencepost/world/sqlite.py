@@ -118,11 +118,14 @@ class SqliteFile:
         try:
             connection = self._open(patience)
             self._until_free(connection, _begin, patience)
+            _files.discard(self)
             begun = True
         finally:
             if not begun:
+                if self._connection is not None:  # a signal came when it had begun
+                    _roll_back(self._connection)
+                    _files.add(self)
                 turn.__exit__(None, None, None)
-        _files.discard(self)
         return connection
 
     def finish(self, connection: sqlite3.Connection, *, commit: bool) -> None:
