@@ -317,3 +317,33 @@ def test_a_run_ends_in_the_file_that_is_there_and_not_in_one_that_was_replaced(
     assert found.execute("SELECT DISTINCT state FROM fencepost_run").fetchall() == [("succeeded",)]
     assert found.execute("SELECT number FROM paid").fetchall() == [(1,)]
     found.close()
+
+
+def test_a_trigger_without_patience_does_not_give_up_the_run_that_another_waits_for(
+    url: str,
+) -> None:
+    began, go = threading.Event(), threading.Event()
+    outcomes: list[str] = []
+    with Fencepost(url) as patient, Fencepost(url) as hasty:
+        for face in (patient, hasty):
+
+            @face.job("billing", overlap="reschedule")
+            def billing() -> None:
+                began.set()
+                go.wait()
+
+        later = SLOT.timestamp() + 60
+        first = threading.Thread(target=patient.trigger, args=("billing", SLOT))
+        second = threading.Thread(
+            target=lambda: outcomes.append(patient.trigger("billing", later).status)
+        )
+        first.start()
+        began.wait()
+        second.start()
+        while not any(run.state is State.PENDING for run in hasty.runs("billing")):
+            second.join(0.001)
+        assert hasty.trigger("billing", later, wait="10ms").reason == "lock_held"
+        go.set()
+        first.join()
+        second.join()
+    assert outcomes == ["succeeded"]

@@ -114,7 +114,7 @@ async def _concluded(
     try:
         return await conclude(doors, course, ending, emit=emit)
     except BaseException as interrupt:
-        if not isinstance(interrupt, Exception):
+        if not isinstance(interrupt, Exception | GeneratorExit):
             await conclude(doors, course, ending, emit=emit)
         raise
 

@@ -64,6 +64,7 @@ class _Seeing:
         self._pause = _FIRST_PAUSE
         self._ours = False  # whether the last attempt of it was ours
         self._waits = False  # whether its record says that it waits for us
+        self._made = False  # whether that record is there because of us
         self._resumed = 0
         self._asked_to_stop: RunKey | None = None
         self._force_at = 0.0
@@ -74,7 +75,9 @@ class _Seeing:
         if self._ours or self._waits:
             want = want._replace(new=False)  # by now it is, and it may be claimed again
         sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
-        verdict = claimed.verdict
+        verdict, run = claimed.verdict, claimed.run
+        if run is not None and run.fresh and run.holder.nonce == want.holder.nonce:
+            self._made = True
         if verdict is Verdict.GO:
             return await self._go(claimed, sent)
         if verdict is Verdict.ENDED:
@@ -164,7 +167,8 @@ class _Seeing:
             return None
         self._waits = True
         if not self._may_wait(want.policy.start_deadline):
-            if claimed.run is not None and claimed.run.fresh:
+            # Somebody else's is not ours to give up: they may have more patience.
+            if self._made and claimed.run is not None and claimed.run.fresh:
                 await self._give_up_waiting(want)
             return self._in_others_hands(claimed, "lock_held")
         await self._doors.world.sleep(self._next_pause())

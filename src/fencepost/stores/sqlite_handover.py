@@ -10,8 +10,9 @@ that was handed to them. See docs/decisions/0007-direct-hand-over.md.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
-from fencepost.errors import OutcomeUnknown
+from fencepost.errors import FencepostError, OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
@@ -207,7 +208,9 @@ class SqlitePlace(LinePlace):
 
     def _join(self) -> None:
         # Now, while there is time: whoever is handed the lease, or hands it on, is in a hurry.
-        self._hand.reserve.ahead()
+        # Where it fails the grant is synced instead, and if that fails too it is told then.
+        with suppress(FencepostError):
+            self._hand.reserve.ahead()
         super()._join()
 
     def invite(self, name: str, *, holder: Holder, ttl: float) -> bool:
