@@ -192,6 +192,8 @@ class AsyncFencepost(Declares):
     async def close(self) -> None:
         """Release what is still held and close the store."""
         await self._holding.close()
+        if "_working" in self.__dict__:  # it was used
+            await self._working.close()
         self._world.close()
 
     async def __aenter__(self) -> Self:

@@ -145,6 +145,8 @@ class Fencepost(Declares):
     def close(self) -> None:
         """Release what is still held and close the store."""
         finish(self._holding.close())
+        if "_working" in self.__dict__:  # it was used
+            finish(self._working.close())
 
     def __enter__(self) -> Self:
         return self

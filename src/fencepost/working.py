@@ -135,6 +135,11 @@ class Working:
             self._holding.emit(JobEvent("skipped", job, outcome.run_id, outcome.token, more))
         return outcome
 
+    async def close(self) -> None:
+        """Close the ledger, after whatever was held has been released."""
+        if self._ledger is not None:
+            await self._ledger.close()
+
     async def _register(self, job: Job) -> None:
         if job.name not in self._registered:
             await self.ledger.register(job.name, job.definition())

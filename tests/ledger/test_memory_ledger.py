@@ -767,3 +767,18 @@ def test_a_note_is_among_the_events_of_its_run_only(lab: Lab) -> None:
     (event,) = finish(lab.ledger.events(RunKey("job", 100)))
     assert (event.what, event.token, event.detail) == ("stuck", 7, "why")
     assert finish(lab.ledger.events(RunKey("job", 200))) == []
+
+
+def test_a_beat_that_meets_the_end_of_its_own_run_is_no_stale_writer(lab: Lab) -> None:
+    attempt = lab.go(100, "a")
+    lab.finish(attempt)
+    with pytest.raises(RunLost):
+        finish(lab.ledger.beat(attempt, ttl=30))
+    assert finish(lab.ledger.events(attempt.key)) == []
+
+
+def test_who_gives_up_waiting_leaves_alone_what_has_begun_since(lab: Lab) -> None:
+    attempt = lab.go(100, "a")
+    cancel = lab.ledger.cancel(attempt.key, force=False, operator="b", only_waiting=True)
+    assert finish(cancel).cancel_at == 0.0
+    assert not finish(lab.ledger.beat(attempt, ttl=30))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -136,3 +138,15 @@ def test_locks_go_on_without_a_witness(tmp_path: Path) -> None:
     restored(tmp_path)
     with opened(tmp_path) as fp, fp.lock("x") as lease:
         assert lease.token > 0
+
+
+def test_what_is_reserved_in_a_file_says_nothing_about_its_successor(tmp_path: Path) -> None:
+    with opened(tmp_path) as fp:
+        fp.trigger("work", SLOT)
+        for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+            (tmp_path / name).unlink(missing_ok=True)
+        assert fp.trigger("work", SLOT).status == "succeeded"  # begun anew, in an empty ledger
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
+            (token,) = db.execute("SELECT token FROM fencepost_run").fetchone()
+            (ceiling,) = db.execute("SELECT ceiling FROM fencepost_reserve").fetchone()
+    assert token < ceiling

@@ -170,9 +170,9 @@ class Course:
             # Perhaps it is our own end that came first. Only the answer to that one can tell.
             raise OutcomeUnknown(str(lost)) from lost
         if not self.settled:
-            self.settled = True
             if ledger.abilities.settles:
                 await ledger.sync()  # from here on not even a power cut forgets that it began
+            self.settled = True
         late = self.deadline is not None and (
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )

@@ -176,7 +176,8 @@ class _Seeing:
 
     async def _give_up_waiting(self, want: Want) -> None:
         operator = f"{want.holder} stopped waiting"
-        await self._doors.ledger.cancel(self._key, force=False, operator=operator)
+        cancel = self._doors.ledger.cancel
+        await cancel(self._key, force=False, operator=operator, only_waiting=True)
 
     def _in_others_hands(self, claimed: Claimed, reason: str) -> Outcome:
         now = self._doors.world.clocks.wall()

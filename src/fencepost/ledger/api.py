@@ -124,8 +124,13 @@ class Ledger(Protocol):
     ) -> RunRecord:
         """End the attempt, release its lease, and return the run as it is now."""
 
-    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
-        """Cancel what does not run; ask what runs. ``force`` ends it now and takes its token."""
+    async def cancel(
+        self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
+    ) -> RunRecord:
+        """Cancel what does not run; ask what runs. ``force`` ends it now and takes its token.
+
+        ``only_waiting`` leaves alone what has begun since the asker last looked.
+        """
 
     async def sync(self) -> None:
         """Make sure that what was written so far survives a power cut."""

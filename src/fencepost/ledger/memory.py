@@ -155,13 +155,15 @@ class MemoryLedger:
                 self._tell(run, UNFINISHED[settled.state], now=now, detail=detail)
             return self._put(ended_record(run, settled, now=now))
 
-    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
+    async def cancel(
+        self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
+    ) -> RunRecord:
         """Cancel what does not run; ask what runs, or take it away."""
         with self.leases.turn:
             run = self._books.runs.get(key)
             if run is None:
                 raise UnknownRun(str(key))
-            if run.state.terminal:
+            if run.state.terminal or (only_waiting and not run.fresh):
                 return run
             now = self._world.clocks.wall()
             run = run._replace(cancel_at=run.cancel_at or now)
@@ -330,9 +332,10 @@ class MemoryLedger:
             attempt.nonce,
         ):
             return run
-        now = self._world.clocks.wall()
-        event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
-        self._books.events.append(event)
+        if not (what == "beat" and run.was_ended_by(attempt.token, attempt.nonce)):
+            now = self._world.clocks.wall()
+            event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
+            self._books.events.append(event)
         raise RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
 
     def _reported(self, run: RunRecord, report: Report) -> RunRecord:

@@ -129,9 +129,11 @@ class SqliteLedger:
         """End the attempt and release its lease."""
         return await self._world.call(self._finish, attempt, settled, report)
 
-    async def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
+    async def cancel(
+        self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
+    ) -> RunRecord:
         """Cancel what does not run; ask what runs, or take it away."""
-        return await self._world.call(self._cancel, key, force, operator)
+        return await self._world.call(self._cancel, key, force, operator, only_waiting)
 
     async def sync(self) -> None:
         """Make sure that what was written so far survives a power cut."""
@@ -264,6 +266,7 @@ class SqliteLedger:
 
         settles = self._settles and want.policy.on_loss is not OnLoss.FAIL
         if settles:
+            self._file.follow()
             self.leases.reserve.ahead()
         try:
             claimed = self._written(work, not settles)
@@ -306,8 +309,10 @@ class SqliteLedger:
         self._file.follow()
         return self._file.write_one(work, durable=True)
 
-    def _cancel(self, key: RunKey, force: bool, operator: str) -> RunRecord:  # noqa: FBT001 -- as above
-        run, freed = self._written(lambda db: self._books.cancel(db, key, operator, force=force))
+    def _cancel(self, key: RunKey, force: bool, operator: str, only_waiting: bool) -> RunRecord:  # noqa: FBT001 -- as above
+        run, freed = self._written(
+            lambda db: self._books.cancel(db, key, operator, force=force, only_waiting=only_waiting)
+        )
         if freed:
             self.leases.gave(run.lease, run.holder.nonce, wake=True)
         return run

@@ -307,12 +307,14 @@ class SqliteBooks:
         self._put(db, ended, before=run)
         return Ended(ended, freed=True)
 
-    def cancel(self, db: Connection, key: RunKey, operator: str, *, force: bool) -> Ended:
+    def cancel(
+        self, db: Connection, key: RunKey, operator: str, *, force: bool, only_waiting: bool
+    ) -> Ended:
         """Cancel what does not run; ask what runs, or take it away."""
         before = self.find(db, key)
         if before is None:
             raise UnknownRun(str(key))
-        if before.state.terminal:
+        if before.state.terminal or (only_waiting and not before.fresh):
             return Ended(before, freed=False)
         now, token = self._world.clocks.wall(), 0
         run = before._replace(cancel_at=before.cancel_at or now)
@@ -360,9 +362,10 @@ class SqliteBooks:
         if run is None:
             reason = "the ledger has no record"
             return RunLost(str(attempt.key), token=attempt.token, reason=reason)
-        now = self._world.clocks.wall()
-        event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
-        self.append(db, event)
+        if not (what == "beat" and run.was_ended_by(attempt.token, attempt.nonce)):
+            now = self._world.clocks.wall()
+            event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
+            self.append(db, event)
         return RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
 
     def _count(self, db: Connection, key: RunKey, report: Report) -> None:

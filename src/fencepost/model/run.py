@@ -128,6 +128,11 @@ class RunRecord(NamedTuple):
         """Whether it has begun and not ended: it is never skipped, and goes before newer slots."""
         return not self.state.terminal and (self.state is not P or self.starts > 0)
 
+    def was_ended_by(self, token: int, nonce: str) -> bool:
+        """Say whether it was that attempt itself that ended it: then nobody came too late."""
+        ours = (self.token, self.holder.nonce) == (token, nonce)
+        return ours and self.state is not R
+
     @property
     def fresh(self) -> bool:
         """Whether no attempt has ever begun."""

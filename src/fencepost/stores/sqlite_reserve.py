@@ -26,18 +26,20 @@ class TokenReserve:
 
     def __init__(self, file: SqliteFile, clocks: Clocks) -> None:
         self._file, self._clocks = file, clocks
-        self._ceiling = 0
+        self._ceiling = self._generation = 0
         # Without a boot id nobody could tell that there was a power cut.
         self.possible = file.path != ":memory:" and bool(clocks.era()) and hasattr(os, "fdatasync")
 
     def ahead(self) -> None:
         """Make sure that the tokens of now are reserved: mostly they are already."""
         now_us = us(self._clocks.wall())
-        if self.possible and now_us + _BEFORE_US >= self._ceiling:
+        if self.possible and not self.covers(now_us + _BEFORE_US):
             ceiling = now_us + _AT_A_TIME_US
             self._file.write_one(lambda db: db.execute(RESERVE, (ceiling,)).rowcount, durable=True)
-            self._ceiling = ceiling
+            self._ceiling, self._generation = ceiling, self._file.generation
 
     def covers(self, token: int) -> bool:
         """Say whether a grant with that token need not be on the disk before it is used."""
-        return self.possible and token < self._ceiling
+        # What is reserved in a file says nothing about the one that took its place.
+        here = self._generation == self._file.generation
+        return self.possible and here and token < self._ceiling

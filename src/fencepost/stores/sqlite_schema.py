@@ -95,7 +95,7 @@ _REACH_CEILING = """
 UPDATE fencepost_lease
    SET token = (SELECT ceiling FROM fencepost_reserve WHERE id = 1)
  WHERE token < (SELECT ceiling FROM fencepost_reserve WHERE id = 1)
-   AND boot_id NOT IN ('', :era) AND :era <> ''"""
+   AND :era <> '' AND boot_id <> :era AND (boot_id <> '' OR held = 0)"""
 
 _REMEMBER_CEILING = """
 UPDATE fencepost_file

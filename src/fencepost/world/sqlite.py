@@ -47,6 +47,7 @@ class SqliteFile:
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
         self._inode = (0, 0)  # which file it was when it was opened
+        self.generation = 0  # and how many files there have been under this name
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
 
@@ -141,7 +142,10 @@ class SqliteFile:
     def sync(self) -> None:
         """Make sure that all that was committed, by whomever, survives a power cut."""
         with self._turn:
-            self._relax(self._open(PATIENCE))
+            try:
+                self._relax(self._open(PATIENCE))
+            except (StoreUnavailable, OSError) as error:  # it is committed, but is it on the disk?
+                raise OutcomeUnknown(f"{self.path!r} was not synced: {error}") from error
             self._sync()
 
     def sync_early(self) -> bool:
@@ -194,13 +198,17 @@ class SqliteFile:
         except BaseException:
             connection.close()
             raise
-        self._connection, self._inode = connection, self._found()
+        found = self._found()
+        if found != self._inode:
+            self._inode, self.generation = found, self.generation + 1
+        self._connection = connection
         return connection
 
     def follow(self) -> None:
         """Let go of a file that somebody has replaced: the next use opens what is there now."""
         if self._connection is not None and self._found() != self._inode:
             self.close()
+            self.generation += 1
 
     def _found(self) -> tuple[int, int]:
         try:
@@ -279,7 +287,7 @@ class SqliteFile:
                 raise OutcomeUnknown(f"{self.path!r} failed while committing: {error}") from error
             return
 
-    def _told(self, error: sqlite3.Error | OSError) -> Exception:  # noqa: PLR0911 -- a table of codes
+    def _told(self, error: sqlite3.Error | OSError) -> Exception:  # noqa: C901, PLR0911 -- a table of codes
         """Return what an error of the driver or of the system means for the caller."""
         if isinstance(error, OSError):
             return self._told_of_system(error)
@@ -298,6 +306,8 @@ class SqliteFile:
             )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             return Misuse(f"{self.path!r} is not a healthy SQLite file: {error}")
+        if code in (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG):
+            return Misuse(f"{self.path!r} refused what was to be written: {error}")
         if code == sqlite3.SQLITE_ERROR:
             return Misuse(f"the tables in {self.path!r} are not what fencepost left there: {error}")
         if code == sqlite3.SQLITE_IOERR:  # perhaps only the sync failed, and the log has it all

@@ -139,12 +139,14 @@ class LedgerServer(LeaseServer):
                 self._note("released", node, attempt.lease, attempt.nonce, attempt.token)
         return run
 
-    def cancel(self, key: RunKey, force: bool, operator: str) -> RunRecord:  # noqa: FBT001
+    def cancel(self, key: RunKey, force: bool, operator: str, only_waiting: bool) -> RunRecord:  # noqa: FBT001
         """Ask the ledger, and note what became of the run and of its lease."""
         before = finish(self._ledger.find(key))
         name = before.lease if before is not None else ""
         token = self._token(name)
-        run = finish(self._ledger.cancel(key, force=force, operator=operator))
+        run = finish(
+            self._ledger.cancel(key, force=force, operator=operator, only_waiting=only_waiting)
+        )
         self._notice(operator, run)
         if run.cancel_at and before is not None and not before.cancel_at:
             self._note("asked", operator, run=str(key), state=run.state.value)
@@ -277,10 +279,13 @@ class RemoteLedger:
         """End the attempt."""
         return self._ask(self._server.finish, attempt, settled, report)
 
-    def cancel(self, key: RunKey, *, force: bool, operator: str) -> Flow[RunRecord]:
+    def cancel(
+        self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
+    ) -> Flow[RunRecord]:
         """Ask for an end."""
-        server = self._server
-        return self._network.ask(self._world, server, server.cancel, key, force, operator)
+        return self._network.ask(
+            self._world, self._server, self._server.cancel, key, force, operator, only_waiting
+        )
 
     def note(self, key: RunKey, what: str, *, token: int = 0, detail: str = "") -> Flow[None]:
         """Send an event."""
