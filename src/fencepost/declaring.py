@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Declares:
     """What a face needs to have jobs declared to it."""
 
-    @property
-    def _working(self) -> Working:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        @property
+        def _working(self) -> Working: ...
 
     def job(  # noqa: PLR0913 -- one for each word that a job may say
         self,

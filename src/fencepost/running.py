@@ -142,9 +142,10 @@ class Facts:
         scope = self._scope_of(None)
         return Transaction(desk, self._course, scope=scope, owner=self._here())
 
-    def _here(self) -> object:
-        """Return who must not wait for itself: the thread, or the task."""
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _here(self) -> object:
+            """Return who must not wait for itself: the thread, or the task."""
 
     def _outside(self) -> None:
         """Refuse what would wait for our own transaction for ever."""

@@ -71,7 +71,7 @@ class Working:
 
     def offered(self, job: str, *, needs: str | None, idempotent: bool) -> Tier:
         """Return what a job needs, or refuse it where the store cannot promise that."""
-        exclusive = getattr(self._holding.store.capabilities, "exclusive", True)
+        exclusive = self._holding.store.capabilities.exclusive
         transactional = self.ledger.abilities.transactional
         offered = tier_of(exclusive=exclusive, transactional=transactional)
         return refuse_less(job, needs=needs, idempotent=idempotent, offered=offered)

@@ -24,6 +24,7 @@ from fencepost.errors import (
 )
 from fencepost.model.run import State
 from fencepost.model.slot import shown
+from fencepost.stores.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -553,6 +554,18 @@ def test_a_typo_in_a_declaration_raises_at_once(
 ) -> None:
     with pytest.raises(error, match=sentence):
         fp.job("billing", **words)(lambda: None)
+
+
+def test_where_two_may_run_at_once_a_job_must_be_idempotent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    advisory = MemoryStore.capabilities._replace(exclusive=False)
+    monkeypatch.setattr(MemoryStore, "capabilities", advisory)
+    with Fencepost(f"memory://{tmp_path}") as fp:
+        with pytest.raises(Misuse, match=r"needs T1 \(exclusive\).*T0.*idempotent=True"):
+            fp.job("billing")
+        fp.job("cleanup", idempotent=True)(lambda: None)
+        assert fp.trigger("cleanup", SLOT).status == "succeeded"
 
 
 def test_a_name_stands_for_one_function(fp: Fencepost) -> None:

@@ -25,6 +25,7 @@ class Capabilities(NamedTuple):
     fair: bool  # waiters are served in the order in which they came
     shortest_ttl: float
     longest_ttl: float
+    exclusive: bool = True  # two never hold one lease at one instant of the store's clock
 
 
 class Place(Protocol):
