@@ -69,10 +69,10 @@ class Schedule:
                 yield found
             found = self.after(found)
 
-    def _after(self, second: int) -> int | None:
-        raise NotImplementedError
+    if TYPE_CHECKING:
 
-    _latest = _after
+        def _after(self, second: int) -> int | None: ...
+        def _latest(self, second: int) -> int | None: ...
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Schedule) and self._meaning == other._meaning

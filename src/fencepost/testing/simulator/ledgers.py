@@ -162,6 +162,10 @@ class LedgerServer(LeaseServer):
         """Ask the ledger."""
         finish(self._ledger.note(key, what, token=token, detail=detail))
 
+    def answer(self, ask: Callable[[Ledger], Flow[T]]) -> T:
+        """Ask the ledger, and note nothing."""
+        return finish(ask(self._ledger))
+
     def tell_all(self) -> None:
         """Note every run and item as the ledger has them: the checker has added them up itself."""
         for run in reversed(finish(self._ledger.runs(limit=_ALL))):
@@ -296,37 +300,43 @@ class RemoteLedger:
         """Ask for a run."""
         return self._network.ask(self._world, self._server, self._server.find, key)
 
-    async def register(self, job: str, definition: str) -> None:
-        """Keep nothing: no simulated process lists jobs, or anything else below."""
+    def register(self, job: str, definition: str) -> Flow[None]:
+        """Send a definition."""
+        return self._plainly(lambda ledger: ledger.register(job, definition))
 
-    async def lift(self, job: str) -> bool:
-        """Lift nothing."""
-        raise NotImplementedError(job)
+    def lift(self, job: str) -> Flow[bool]:
+        """Ask for the end of a quarantine."""
+        return self._plainly(lambda ledger: ledger.lift(job))
 
-    async def runs(
+    def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
-    ) -> list[RunRecord]:
-        """List nothing."""
-        raise NotImplementedError(job, limit, states)
+    ) -> Flow[list[RunRecord]]:
+        """Ask for the newest runs."""
+        return self._plainly(lambda ledger: ledger.runs(job, limit=limit, states=states))
 
-    async def events(self, key: RunKey) -> list[RunEvent]:
-        """List nothing."""
-        raise NotImplementedError(key)
+    def events(self, key: RunKey) -> Flow[list[RunEvent]]:
+        """Ask what happened to a run."""
+        return self._plainly(lambda ledger: ledger.events(key))
 
-    async def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> list[ItemRecord]:
-        """List nothing."""
-        raise NotImplementedError(scope, states)
+    def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> Flow[list[ItemRecord]]:
+        """Ask for items."""
+        return self._plainly(lambda ledger: ledger.items(scope, states=states))
 
-    async def counts(self, key: RunKey) -> dict[str, int]:
-        """Count nothing."""
-        raise NotImplementedError(key)
+    def counts(self, key: RunKey) -> Flow[dict[str, int]]:
+        """Ask for counters."""
+        return self._plainly(lambda ledger: ledger.counts(key))
 
-    async def sync(self) -> None:
-        """Have no disk to lose."""
+    def jobs(self) -> Flow[list[JobRecord]]:
+        """Ask for all jobs."""
+        return self._plainly(lambda ledger: ledger.jobs())
 
-    async def jobs(self) -> list[JobRecord]:
-        """List nothing."""
-        return []
+    def sync(self) -> Flow[None]:
+        """Ask for what was written to survive a power cut."""
+        return self._plainly(lambda ledger: ledger.sync())
+
+    def _plainly(self, ask: Callable[[Ledger], Flow[T]]) -> Flow[T]:
+        """Ask for something that the history does not tell of."""
+        return self._network.ask(self._world, self._server, self._server.answer, ask)
 
     async def close(self) -> None:
         """Have nothing to close."""
