@@ -71,7 +71,7 @@ def test_a_grant_whose_token_is_not_reserved_is_synced(
     synced: list[int] = []
     monkeypatch.setattr("os.fdatasync", synced.append)
     traced.acquire("b")
-    assert len(synced) == 1
+    assert len(synced) == 2  # another reserve, in vain, and the grant itself
 
 
 def test_a_renewal_is_one_statement(traced: Traced) -> None:
