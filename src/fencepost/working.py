@@ -199,6 +199,7 @@ class Working:
             self._active -= 1
             hold.released = True
             keeper.charges.remove(hold)
+            hold.beat = None  # else the two would keep each other until a collection
             # Whatever became of it, nobody here needs the lease any more.
             if ended is None and course.crashed is None and not course.foreign():
                 keeper.abandon(hold.name, hold.nonce)

@@ -140,13 +140,19 @@ def test_locks_go_on_without_a_witness(tmp_path: Path) -> None:
         assert lease.token > 0
 
 
-def test_what_is_reserved_in_a_file_says_nothing_about_its_successor(tmp_path: Path) -> None:
+def test_what_is_reserved_in_a_file_says_nothing_about_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with opened(tmp_path) as fp:
         fp.trigger("work", SLOT)
         for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
             (tmp_path / name).unlink(missing_ok=True)
+        synced: list[int] = []
+        monkeypatch.setattr("os.fdatasync", synced.append)
         assert fp.trigger("work", SLOT).status == "succeeded"  # begun anew, in an empty ledger
+        assert len(synced) >= 2  # the claim, of which nothing is reserved yet, and the end
+        assert fp.trigger("work", SLOT + timedelta(hours=1)).status == "succeeded"
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as db:
-            (token,) = db.execute("SELECT token FROM fencepost_run").fetchone()
+            (token,) = db.execute("SELECT max(token) FROM fencepost_run").fetchone()
             (ceiling,) = db.execute("SELECT ceiling FROM fencepost_reserve").fetchone()
     assert token < ceiling

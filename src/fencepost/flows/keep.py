@@ -230,8 +230,9 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
         hold.next_try = _NEVER
         return
     try:
-        if hold.beat is not None:
-            grant = await hold.beat(store, ttl)
+        beat = hold.beat
+        if beat is not None:
+            grant = await beat(store, ttl)
         else:
             grant = await store.renew(hold.name, nonce=hold.nonce, token=hold.token, ttl=ttl)
     except Lost as lost:

@@ -256,6 +256,7 @@ class SqliteLedger:
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.
             migrate(db, at=self._world.clocks.wall())
+            self._testimony.hear(db)
 
     def _claim(self, want: Want) -> Claimed:
         proofs: list[int] = []
@@ -266,7 +267,6 @@ class SqliteLedger:
 
         settles = self._settles and want.policy.on_loss is not OnLoss.FAIL
         if settles:
-            self._file.follow()
             self.leases.reserve.ahead()
         try:
             claimed = self._written(work, not settles)
@@ -275,7 +275,7 @@ class SqliteLedger:
                 os.close(proof)
         if claimed.grant is not None:
             if settles and not self.leases.reserve.covers(claimed.grant.token):
-                self._file.sync()  # a clock that was set back: its token is far ahead of it
+                self._file.sync()  # the clock was set back, or the file is another by now
             self.leases.pulse.leases.add(want.holder.nonce)
             self._testimony.tell(claimed.grant.token)
         return claimed

@@ -54,6 +54,10 @@ class Testimony:
         (any_run,) = db.execute(_ANY_RUN).fetchone()
         seen = self._witness.asked()
         self._doubt = doubt(seen, Seen(self._incarnation, token), empty=not any_run)
+        if not self._doubt and seen is not None and seen.incarnation != self._incarnation:
+            # Begun anew: from here on it is this one, and the next who looks must know.
+            self._told = token
+            self._witness.tell(Seen(self._incarnation, token))
 
     def refuse_doubtful(self, db: Connection) -> None:
         """Raise if the file may be an older copy of the ledger."""
