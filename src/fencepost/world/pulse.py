@@ -12,6 +12,7 @@ nothing away from its parent. It must close it, though, or it would vouch for a 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import time
 
@@ -26,6 +27,7 @@ except ImportError:  # Windows has no flock: deaths are noticed by expiry only
     fcntl = None
 
 _SUFFIX = ".pulse"
+_count = itertools.count()
 _PROBE = os.O_RDONLY
 for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # what is probed may be a pipe
     _PROBE |= getattr(os, _flag, 0)
@@ -144,7 +146,9 @@ class Pulse:
         self.drop()
         os.makedirs(self.folder, exist_ok=True)  # somebody may have removed that too
         while True:
-            name = nonce + _SUFFIX
+            # Counted too: two stores of one process that were given one nonce, as in a test, would
+            # wait for each other for ever.
+            name = f"{nonce}-{next(_count)}{_SUFFIX}"
             fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             # A sweeper may hold the shared lock for a moment, and may then remove the file.
             fcntl.flock(fd, fcntl.LOCK_EX)
