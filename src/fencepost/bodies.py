@@ -28,6 +28,14 @@ def kept_result(value: Any) -> str | None:
         raise GiveUp(str(error)) from error
 
 
+def _kept_if_possible(value: Any) -> str | None:
+    """Return a result, or nothing if it cannot be kept: the work is done in any case."""
+    try:
+        return kept_result(value)
+    except GiveUp:
+        return None
+
+
 def on_a_loop(course: Course, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run an ``async def`` body to its end from blocking code."""
     import asyncio
@@ -102,7 +110,6 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
     """
     import asyncio
     import threading
-    from contextlib import suppress
 
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[Any] = loop.create_future()
@@ -135,6 +142,5 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
             except asyncio.CancelledError:
                 continue  # the first cancellation is already on its way
         if not ended.cancelled() and ended.exception() is None:
-            with suppress(GiveUp):
-                course.returned.append(kept_result(ended.result()))  # it was done all the same
+            course.returned.append(_kept_if_possible(ended.result()))  # it was done all the same
         raise

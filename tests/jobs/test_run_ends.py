@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fencepost.model.event import JobEvent, LeaseEvent
+    from fencepost.model.run import RunRecord
     from fencepost.running import AsyncRun, Run
 
 SLOT = datetime(2026, 1, 20, 2, tzinfo=UTC)
@@ -347,3 +348,32 @@ def test_a_trigger_without_patience_does_not_give_up_the_run_that_another_waits_
         first.join()
         second.join()
     assert outcomes == ["succeeded"]
+
+
+def test_work_that_was_done_in_a_cancelled_thread_is_done_whatever_it_returned(
+    tmp_path: Path,
+) -> None:
+    bodies: list[str] = []
+
+    async def main() -> list[RunRecord]:
+        inside, leave = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+        async with AsyncFencepost(f"sqlite:///{tmp_path}/fp.db") as fp:
+
+            @fp.job("report")
+            def report() -> object:
+                bodies.append("began")
+                loop.call_soon_threadsafe(inside.set)
+                assert leave.wait(30)
+                return object()  # which nobody can keep
+
+            task = asyncio.create_task(fp.trigger("report", "2026-01-20T02:00:00Z"))
+            await inside.wait()
+            task.cancel()
+            leave.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await fp.runs("report")
+
+    (run,) = asyncio.run(main())
+    assert (run.state, bodies) == (State.SUCCEEDED, ["began"])

@@ -181,7 +181,7 @@ class CommandAttempt:
         if run is None:
             errand.lost(f"{self._hold.why_lost or 'a later attempt has it'}; the command had ended")
         elif run.result is None:  # its place is that of a later attempt's
-            with contextlib.suppress(FencepostError):
+            with contextlib.suppress(FencepostError):  # its end is recorded already
                 token = course.attempt.token
                 await doors.ledger.note(course.attempt.key, OUTPUT, token=token, detail=result)
         return run

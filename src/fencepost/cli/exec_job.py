@@ -77,7 +77,7 @@ def run_job(args: argparse.Namespace, wanted: Wanted) -> int:
         if args.debug:
             raise
         code = errand.without_store(error)
-    with contextlib.suppress(FencepostError):
+    with contextlib.suppress(FencepostError):  # whatever was to be said has been said by now
         finish(store.close())
     return code
 

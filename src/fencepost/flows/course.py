@@ -177,9 +177,9 @@ class Course:
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )
         if late and not self.stuck:
-            self.stuck = True
             why = "it outlived its timeout and could not be stopped; its lease is kept"
             await ledger.note(self.attempt.key, "stuck", token=self.attempt.token, detail=why)
+            self.stuck = True  # only now: a report that did not arrive is made again
         return Grant(self.attempt.token, ttl)
 
 
