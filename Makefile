@@ -2,17 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEEDS ?= 10000
+# Most tests wait for real processes and seconds, so more of them than cores fit side by side.
+WORKERS ?= 4
 
 .PHONY: help demo test check bench simulate soak clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1: /' | awk -F': ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: .venv/ready            ## two processes fight for a lock; the fence refuses the zombie (under 30 s)
+demo: .venv/ready            ## a cluster is killed and paused, beside a plain lock; then the proof (30 s)
 	@$(BIN)/fencepost demo
 
 test: .venv/dev            ## every test, on real files and processes
-	@$(BIN)/pytest
+	@$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 check: .venv/dev            ## format, lint, types, tidiness
 	@$(BIN)/ruff format --check .
@@ -28,6 +30,10 @@ simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fa
 
 soak: .venv/dev            ## what is too long for every day: 200 kills in each mode, 100,000 seeds
 	@FENCEPOST_KILLS=200 $(BIN)/pytest tests/faults/test_job_deaths.py
+	@FENCEPOST_EXPRESSIONS=10000 $(BIN)/pytest tests/model/test_schedule_dst.py
+	@FENCEPOST_ALARMS=10000 $(BIN)/pytest tests/alarms/test_alarm_deaths.py
+	@FENCEPOST_SEEDS=100000 $(BIN)/pytest tests/alarms/test_alarms_in_storms.py
+	@FENCEPOST_SOAK_SECONDS=120 $(BIN)/pytest tests/scheduler/test_cluster_kills.py tests/scheduler/test_ticks_at_once.py
 	@$(BIN)/fencepost simulate --seeds 100000
 	@$(BIN)/fencepost simulate --seeds 5000 --store sqlite
 

@@ -1,6 +1,6 @@
 """Run every experiment, one after the other: together they would measure each other.
 
-``--quick`` gives a first look in less than a minute.
+``--quick`` gives a first look in a few minutes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,11 @@ import os
 import subprocess
 import sys
 
-EXPERIMENTS = ("uncontended", "contended", "guarded", "startup")
+EXPERIMENTS = (
+    *("uncontended", "contended", "guarded", "startup"),
+    *("scheduler_scale", "scheduler_registration", "scheduler_herd", "scheduler_throughput"),
+    "scheduler_memory",
+)
 
 
 def main() -> int:

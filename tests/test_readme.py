@@ -21,7 +21,16 @@ def examples(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/testing.md", "docs/jobs.md", "docs/effects.md"]
+    "page",
+    [
+        "README.md",
+        "docs/testing.md",
+        "docs/jobs.md",
+        "docs/scheduler.md",
+        "docs/effects.md",
+        "docs/executors.md",
+        "docs/alarms.md",
+    ],
 )
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     found = examples(page)

@@ -22,15 +22,21 @@ LAYERS = [
     {"stores"},
     {"ledger"},
     {"flows"},
-    {"fence", "logs", "importing"},
+    {"fence", "logs", "importing", "hands"},
     {"lease", "verifier", "carried"},
     {"keeper"},
     {"holding"},
     {"jobs", "bodies", "effects", "transaction"},
-    {"running", "isolated"},
+    {"running", "isolated", "alarm_ringing"},
     {"working", "isolated_child"},
-    {"declaring"},
+    {"executors", "serving", "alarming"},
+    {"serving_aio"},
+    {"scheduling"},
+    {"running_here", "running_aio"},
+    {"declaring", "alarm_declaring", "alarm_faces", "blocking_schedules", "aio_schedules"},
     {"blocking", "aio"},
+    {"finding"},
+    {"jobfile"},
     {"cli"},
 ]
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
@@ -124,6 +130,9 @@ def test_the_two_faces_have_the_same_methods_with_the_same_arguments() -> None:
     blocking, aio = (_signatures(SOURCE / f"{face}.py") for face in ("blocking", "aio"))
     assert blocking["Fencepost"] == aio["AsyncFencepost"]
     assert blocking["Lock"] == aio["AsyncLock"]
+    names = ("blocking_schedules", "aio_schedules")
+    blocking, aio = (_signatures(SOURCE / f"{face}.py") for face in names)
+    assert blocking["Schedules"] == aio["AsyncSchedules"]
 
 
 def _signatures(path: Path) -> dict[str, dict[str, str]]:

@@ -12,8 +12,10 @@ from fencepost.version import VERSION as __version__  # noqa: N811 -- the name t
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fencepost.aio import AsyncFencepost as AsyncFencepost
+    from fencepost.alarm_ringing import Alarm as Alarm
     from fencepost.blocking import Fencepost as Fencepost
     from fencepost.errors import (
+        AlarmChanged as AlarmChanged,
         BadDuration as BadDuration,
         BadName as BadName,
         BadSchedule as BadSchedule,
@@ -46,26 +48,35 @@ if TYPE_CHECKING:
         UnknownRun as UnknownRun,
     )
     from fencepost.lease import Lease as Lease
+    from fencepost.model.alarm_policy import reschedule as reschedule
     from fencepost.model.lease import admits as admits
     from fencepost.model.outcome import Outcome as Outcome
     from fencepost.model.policy import Retry as Retry
-    from fencepost.model.schedule import At as At, Cron as Cron, Every as Every
+    from fencepost.model.schedule import (
+        At as At,
+        Cron as Cron,
+        Every as Every,
+        EveryAfter as EveryAfter,
+    )
     from fencepost.running import AsyncRun as AsyncRun, Run as Run
     from fencepost.stores.open import register_store as register_store
 
 _WHERE = {
     "Fencepost": "fencepost.blocking",
     "AsyncFencepost": "fencepost.aio",
+    "Alarm": "fencepost.alarm_ringing",
+    "reschedule": "fencepost.model.alarm_policy",
     "Lease": "fencepost.lease",
     "admits": "fencepost.model.lease",
     "Outcome": "fencepost.model.outcome",
     "Retry": "fencepost.model.policy",
     "Run": "fencepost.running",
     "AsyncRun": "fencepost.running",
-    **dict.fromkeys(("At", "Cron", "Every"), "fencepost.model.schedule"),
+    **dict.fromkeys(("At", "Cron", "Every", "EveryAfter"), "fencepost.model.schedule"),
     "register_store": "fencepost.stores.open",
     **dict.fromkeys(
         (
+            "AlarmChanged",
             "BadDuration",
             "BadName",
             "BadSchedule",

@@ -6,7 +6,9 @@ import asyncio
 from contextlib import suppress
 from functools import cached_property
 
-from fencepost.declaring import Declares
+from fencepost.aio_schedules import AsyncSchedules
+from fencepost.alarm_declaring import DeclaresAlarms
+from fencepost.declaring import Declares, build_of, orphans_after
 from fencepost.holding import DEFAULT_TTL, Holding
 from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from fencepost.alarm_faces import AsyncAlarms
+    from fencepost.alarming import Alarming
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
     from fencepost.model.duration import Duration
@@ -111,7 +115,7 @@ class _Entered:
             self._task.cancel("the lease was lost")
 
 
-class AsyncFencepost(Declares):
+class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
     """Leases and jobs on the store that ``url`` names, for asyncio.
 
     The same contract as ``Fencepost``. Leases are renewed from a thread, so a blocked event loop
@@ -126,15 +130,31 @@ class AsyncFencepost(Declares):
         namespace: str = "default",
         on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
+        version: int = 0,
+        orphan_after: Duration = "15m",
     ) -> None:
         self._world = AioWorld(clocks=clocks)
         self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+        self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
     def _working(self) -> Working:
         from fencepost.working import Working  # a dear import, that locks alone never need
 
         return Working(self._holding, self._world)
+
+    @cached_property
+    def _alarming(self) -> Alarming:
+        from fencepost.alarming import Alarming  # which most programs never need
+
+        return Alarming(self._holding, self._world, self._working)
+
+    @property
+    def alarms(self) -> AsyncAlarms:
+        """The alarms: one instant to be woken at for each (kind, key), kept in the ledger."""
+        from fencepost.alarm_faces import AsyncAlarms
+
+        return AsyncAlarms(self._alarming)
 
     def lock(
         self,
@@ -181,16 +201,51 @@ class AsyncFencepost(Declares):
         """Cancel a run that waits; ask one that runs to end. ``force`` takes it away at once."""
         return await self._working.cancel(run_id, force=force)
 
-    async def resume(self, job: str) -> bool:
-        """Release a job from quarantine; say whether it was in it."""
-        return await self._working.ledger.lift(job)
+    async def complete(
+        self,
+        run_id: str,
+        *,
+        token: int,
+        status: str = "succeeded",
+        result: Any = None,
+        error: str | None = None,
+        retry: bool = True,
+    ) -> Outcome:
+        """Say how a run ended that was handed off: succeeded, failed or cancelled.
+
+        For any process that was given its id and token; told twice, the second is answered as the
+        first. ``RunLost`` for a token that is not the newest. What failed is tried again as its
+        job's policy says, unless ``retry`` is False.
+        """
+        return await self._working.complete(
+            run_id, token=token, status=status, result=result, error=error, retry=retry
+        )
+
+    async def beat(
+        self, run_id: str, *, token: int, done: int | None = None, total: int | None = None
+    ) -> None:
+        """Say that a run which was handed off goes on, and how far it is.
+
+        It keeps its lease for another ``handoff_beat``, though not beyond its timeout. Raises
+        ``RunCancelled`` if it is to end, ``RunLost`` if it is somebody else's by now.
+        """
+        await self._working.beat(run_id, token=token, done=done, total=total)
+
+    async def take_over(self, run_id: str, body: Callable[..., Any], *, token: int) -> Outcome:
+        """Carry out here a run that was handed off: ``body(run)``, kept, recorded, and once.
+
+        ``RunLost`` if it has ended, is somebody else's, or was begun with this token before.
+        """
+        return await self._working.take_over(run_id, body, token=token)
 
     async def runs(self, job: str | None = None, *, limit: int = 30) -> list[RunRecord]:
         """Return the newest runs, of one job or of all."""
         return await self._working.ledger.runs(job, limit=limit)
 
     async def close(self) -> None:
-        """Release what is still held and close the store."""
+        """Release what is still held and close the store; an instance of this object is stopped."""
+        if "_scheduling" in self.__dict__:
+            await self._end_instance()
         await self._holding.close()
         if "_working" in self.__dict__:  # it was used
             await self._working.close()

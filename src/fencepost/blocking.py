@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from functools import cached_property
 
-from fencepost.declaring import Declares
+from fencepost.alarm_declaring import DeclaresAlarms
+from fencepost.blocking_schedules import Schedules
+from fencepost.declaring import Declares, build_of, orphans_after
 from fencepost.holding import DEFAULT_TTL, Holding
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self
 
+    from fencepost.alarm_faces import Alarms
+    from fencepost.alarming import Alarming
     from fencepost.holding import Wanted
     from fencepost.lease import Lease
     from fencepost.model.duration import Duration
@@ -63,11 +67,11 @@ class Lock:
             self._entered[thread] = tuple(outer)
         if lease.foreign:  # a forked child that leaves the block has nothing to give back
             return
-        if not self.release(lease) and error is None:
+        if not finish(self._holding.give_back(lease)) and error is None:
             raise lease.loss()  # the block ended well, but at its end it was not alone
 
 
-class Fencepost(Declares):
+class Fencepost(Declares, DeclaresAlarms, Schedules):
     """Leases and jobs on the store that ``url`` names.
 
     Without a URL it is ``$FENCEPOST_URL``, else ``sqlite:///fencepost.db``. For any number of
@@ -81,15 +85,31 @@ class Fencepost(Declares):
         namespace: str = "default",
         on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
+        version: int = 0,
+        orphan_after: Duration = "15m",
     ) -> None:
         self._world = BlockingWorld(clocks=clocks)
         self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+        self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
     def _working(self) -> Working:
         from fencepost.working import Working  # a dear import, that locks alone never need
 
         return Working(self._holding, self._world)
+
+    @cached_property
+    def _alarming(self) -> Alarming:
+        from fencepost.alarming import Alarming  # which most programs never need
+
+        return Alarming(self._holding, self._world, self._working)
+
+    @property
+    def alarms(self) -> Alarms:
+        """The alarms: one instant to be woken at for each (kind, key), kept in the ledger."""
+        from fencepost.alarm_faces import Alarms
+
+        return Alarms(self._alarming)
 
     def lock(
         self,
@@ -134,16 +154,53 @@ class Fencepost(Declares):
         """Cancel a run that waits; ask one that runs to end. ``force`` takes it away at once."""
         return finish(self._working.cancel(run_id, force=force))
 
-    def resume(self, job: str) -> bool:
-        """Release a job from quarantine; say whether it was in it."""
-        return finish(self._working.ledger.lift(job))
+    def complete(
+        self,
+        run_id: str,
+        *,
+        token: int,
+        status: str = "succeeded",
+        result: Any = None,
+        error: str | None = None,
+        retry: bool = True,
+    ) -> Outcome:
+        """Say how a run ended that was handed off: succeeded, failed or cancelled.
+
+        For any process that was given its id and token; told twice, the second is answered as the
+        first. ``RunLost`` for a token that is not the newest. What failed is tried again as its
+        job's policy says, unless ``retry`` is False.
+        """
+        return finish(
+            self._working.complete(
+                run_id, token=token, status=status, result=result, error=error, retry=retry
+            )
+        )
+
+    def beat(
+        self, run_id: str, *, token: int, done: int | None = None, total: int | None = None
+    ) -> None:
+        """Say that a run which was handed off goes on, and how far it is.
+
+        It keeps its lease for another ``handoff_beat``, though not beyond its timeout. Raises
+        ``RunCancelled`` if it is to end, ``RunLost`` if it is somebody else's by now.
+        """
+        finish(self._working.beat(run_id, token=token, done=done, total=total))
+
+    def take_over(self, run_id: str, body: Callable[..., Any], *, token: int) -> Outcome:
+        """Carry out here a run that was handed off: ``body(run)``, kept, recorded, and once.
+
+        ``RunLost`` if it has ended, is somebody else's, or was begun with this token before.
+        """
+        return finish(self._working.take_over(run_id, body, token=token))
 
     def runs(self, job: str | None = None, *, limit: int = 30) -> list[RunRecord]:
         """Return the newest runs, of one job or of all."""
         return finish(self._working.ledger.runs(job, limit=limit))
 
     def close(self) -> None:
-        """Release what is still held and close the store."""
+        """Release what is still held and close the store; an instance of this object is stopped."""
+        if "_scheduling" in self.__dict__:
+            self._end_instance()
         finish(self._holding.close())
         if "_working" in self.__dict__:  # it was used
             finish(self._working.close())

@@ -7,7 +7,15 @@ it ends, and it is reported as stuck.
 
 from __future__ import annotations
 
-from fencepost.errors import BadValue, GiveUp, LeaseLost, Misuse, RunCancelled, RunTimedOut
+from fencepost.errors import (
+    BadValue,
+    GiveUp,
+    LeaseLost,
+    Misuse,
+    RunCancelled,
+    RunRecalled,
+    RunTimedOut,
+)
 from fencepost.model.kept import encoded
 
 TYPE_CHECKING = False
@@ -36,6 +44,22 @@ def _kept_if_possible(value: Any) -> str | None:
         return None
 
 
+def called_here(body: Callable[[], Any]) -> Any:
+    """Call a body in this thread. An interrupt from outside comes to the main thread only.
+
+    In any other one the body has raised it, and to give the run back would be to try it for ever.
+    """
+    import threading
+
+    try:
+        return body()
+    except BaseException as error:
+        ordinary = isinstance(error, Exception | SystemExit)
+        if ordinary or threading.current_thread() is threading.main_thread():
+            raise
+        raise RuntimeError(f"the body raised {error!r}") from error
+
+
 def on_a_loop(course: Course, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     """Run an ``async def`` body to its end from blocking code."""
     import asyncio
@@ -56,7 +80,8 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
     from contextlib import suppress
 
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work())
+    exits: list[SystemExit] = []
+    task = loop.create_task(_kept_from_the_loop(work, exits))
     why: list[BaseException] = []
 
     def stop() -> None:
@@ -72,20 +97,48 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
     course.hold.on_loss.append(from_any_thread)
     left = course.left()
     timer = None if left is None else loop.call_later(left, stop)
+
+    def recalled() -> None:
+        with suppress(RuntimeError):  # as above
+            loop.call_soon_threadsafe(lambda: loop.call_later(course.to_recall(), stop))
+
+    course.on_recall.append(recalled)  # before we look: a recall comes from any thread
+    recall = None if course.recall_at is None else loop.call_later(course.to_recall(), stop)
     try:
-        return await task
+        result = await task
     except asyncio.CancelledError as error:
         if why:
             raise why[0] from None
-        here = asyncio.current_task()
-        if here is not None and not here.cancelling():
-            # Nobody wants it to stop, so to give it back would be to try it for ever.
-            raise RuntimeError("the body was cancelled from within, by what it awaited") from error
+        _refuse_cancelled_from_within(error)
         raise  # somebody else cancelled us
     finally:
-        if timer is not None:
-            timer.cancel()
+        for planned in (timer, recall):
+            if planned is not None:
+                planned.cancel()
         course.on_stop.remove(from_any_thread)
+        course.on_recall.remove(recalled)
+    if exits:
+        raise exits[0]
+    return result
+
+
+def _refuse_cancelled_from_within(error: BaseException) -> None:
+    """Raise if nobody wants a body to stop: to give its run back would be to try it for ever."""
+    import asyncio
+
+    here = asyncio.current_task()
+    if here is not None and not here.cancelling():
+        raise RuntimeError("the body was cancelled from within, by what it awaited") from error
+
+
+async def _kept_from_the_loop(
+    work: Callable[[], Coroutine[Any, Any, Any]], exits: list[SystemExit]
+) -> Any:
+    """Await a body. Should it exit, keep that in mind: a task that raises it ends the loop."""
+    try:
+        return await work()
+    except SystemExit as error:
+        exits.append(error)
 
 
 def why_stopped(course: Course) -> BaseException | None:
@@ -95,6 +148,8 @@ def why_stopped(course: Course) -> BaseException | None:
         return LeaseLost(hold.name, token=hold.token, reason=hold.why_lost)
     if course.cancelled:
         return RunCancelled(str(course.run.key))
+    if course.overdue:
+        return RunRecalled(str(course.run.key))
     return _out_of_time(course) if course.late else None
 
 
@@ -117,7 +172,8 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
     def settle(result: Any, error: BaseException | None) -> None:
         if error is None:
             ended.set_result(result)
-        elif isinstance(error, StopIteration):  # which no future may carry
+        elif isinstance(error, StopIteration) or not isinstance(error, Exception | SystemExit):
+            # No future may carry it, or it would end the loop: no interrupt comes to a thread.
             ended.set_exception(RuntimeError(f"the body raised {error!r}"))
         else:
             ended.set_exception(error)

@@ -47,6 +47,8 @@ class Task(NamedTuple):
     news: int  # the descriptor by which the parent tells how the run stands
     word: int  # by which the body tells how far it has come
     outcome: int  # and how it ended
+    payload: str | None = None
+    rerun: int = 0
 
 
 class Became(NamedTuple):

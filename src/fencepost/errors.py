@@ -2,7 +2,7 @@
 
 FencepostError
 ├── Refused            nothing changed         LeaseHeld  TokenStale  TokenRegressed
-│                                                  LedgerDoubtful
+│                                                  LedgerDoubtful  AlarmChanged
 ├── Lost               it was ours, no more    LeaseLost  RunLost  RunCrashed
 ├── Stopped            it is ours: end it now  RunCancelled  RunTimedOut
 ├── OutcomeUnknown     it may have happened    ask again with the same nonce
@@ -83,6 +83,18 @@ class TokenRegressed(Refused):
         self.name, self.token, self.highest = name, token, highest
 
 
+class AlarmChanged(Refused):
+    """The alarm is not of the generation that was expected. Nothing was changed."""
+
+    def __init__(self, kind: str, key: str, *, expected: int, current: int) -> None:
+        found = f"its generation is {current}" if current else "there is none"
+        wanted = f"generation {expected}" if expected else "no alarm"
+        super().__init__(
+            f"alarm {kind!r} of {key!r} was not changed: {wanted} was expected, and {found}"
+        )
+        self.kind, self.key, self.expected, self.current = kind, key, expected, current
+
+
 class LeaseLost(Lost):
     """The lease is not ours any more, or cannot be proven to be. Stop before the next effect."""
 
@@ -121,6 +133,14 @@ class RunTimedOut(Stopped):
     def __init__(self, run: str, *, timeout: float) -> None:
         super().__init__(f"run {run!r} has used up its timeout of {timeout:g} s")
         self.run, self.timeout = run, timeout
+
+
+class RunRecalled(Stopped):
+    """The instance ends, or its time is used up: the run goes on elsewhere, from its checkpoint."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"run {run} is given back: it goes on from its checkpoint, elsewhere")
+        self.run = run
 
 
 class GiveUp(Said):

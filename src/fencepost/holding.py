@@ -120,6 +120,15 @@ class Holding:
         if wanted.wait and len(wanted.names) == 1:
             self._refuse_reentry(wanted.name, owner)
         holder = Holder(self._world.nonce(), HOST, os.getpid(), VERSION)
+        hold = Hold(
+            None,
+            nonce=holder.nonce,
+            ttl=wanted.ttl,
+            max_hold=wanted.max_hold,
+            emit=self.emit,
+            chatty=self.chatty,
+        )
+        hold.owner = owner
         granted = await acquire(
             self._world,
             self._store,
@@ -130,15 +139,7 @@ class Holding:
             abandon=self._keeper.abandon,
             handed=True,
         )
-        hold = Hold(
-            granted,
-            nonce=holder.nonce,
-            ttl=wanted.ttl,
-            max_hold=wanted.max_hold,
-            emit=self.emit,
-            chatty=self.chatty,
-        )
-        hold.owner = owner
+        hold.begin(granted)
         kept = False
         try:
             self._refuse_regression(hold)
@@ -165,6 +166,10 @@ class Holding:
                 token=lease.token,
                 reason="only the process that acquired it may release it",
             )
+        return await self.give_back(lease)
+
+    async def give_back(self, lease: Lease) -> bool:
+        """Give back what is known to be of this process; say whether it was still ours."""
         hold = lease.hold
         self._keeper.charges.remove(hold)
         if hold.released:

@@ -22,19 +22,42 @@ from fencepost.importing import reference_of, why_not
 from fencepost.model.command import SHORTEST_TTL, must_stop
 from fencepost.model.duration import shown
 from fencepost.model.policy import Policy
-from fencepost.world.apart import ROOT, letter, marked, start_apart
+from fencepost.world.apart import ROOT, letter, start_apart
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.guardian import above_streams
+from fencepost.world.guardian import above_streams, marked
 from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from fencepost.carried import Became
     from fencepost.flows.course import Course
+    from fencepost.flows.isolated import Body
     from fencepost.holding import Holding
     from fencepost.jobs import Job
     from fencepost.world.api import World
     from fencepost.world.guardian import Guarded
+
+    class Forkable(Protocol):
+        """A body whose guards must not take a fork of ours for us."""
+
+        def let_go(self) -> None:
+            """Close, in a forked child, the copies of what must end with the parent."""
+
+    class Startable(Body, Protocol):
+        """A body that is started here."""
+
+        @property
+        def started(self) -> bool:
+            """Whether there is anything to be ended."""
+
+        def start(self) -> None:
+            """Start it under guard."""
+
+        def hurry(self, now: float) -> None:
+            """Ask it to stop; if it was asked before, kill it."""
+
 
 # How often an interrupt may come before we no longer wait for what is being killed.
 _MOST_INTERRUPTS = 100
@@ -90,20 +113,8 @@ async def carried_apart(
     the run is neither over nor free. A second interrupt kills it.
     """
     body = Apart(course, job, holding, window)
-    interrupts: list[BaseException] = []
     try:
-        while not body.gone:
-            try:
-                if not body.started:
-                    await world.call(body.start)
-                await attend(world, course, body)
-            except GeneratorExit:  # nobody will ever resume us; the guards see us go
-                raise
-            except BaseException as error:
-                interrupts.append(error)
-                if not body.started or len(interrupts) > _MOST_INTERRUPTS:
-                    raise
-                body.hurry(world.clocks.boottime())
+        interrupts = await until_gone(world, course, body)
         became = body.ended()
         if interrupts:
             if became is not None and became.raised is None and not became.stopped:
@@ -118,21 +129,31 @@ async def carried_apart(
         body.close()
 
 
-class Apart:
-    """One isolated body, as the process that holds its lease sees it."""
+async def until_gone(world: World, course: Course, body: Startable) -> list[BaseException]:
+    """Start a body under guard and wait until nothing of it is left; return what interrupted us.
 
-    def __init__(
-        self, course: Course, job: Job, holding: Holding, window: tuple[int, int] | None
-    ) -> None:
-        self.asked_at: float | None = None  # since when it is to end, whatever its lease says
-        self.until = (0.0, 0.0)
-        self._course, self._job, self._holding, self._window = course, job, holding, window
-        self._guarded: Guarded | None = None
-        self._open: list[int] = []
-        self._told: tuple[object, ...] = ()
-        self._news = self._outcome = -1
-        self._words: Inbox | None = None
-        _running.add(self)
+    The first interrupt asks the body to stop, the second one kills it; and we wait on.
+    """
+    interrupts: list[BaseException] = []
+    while not body.gone:
+        try:
+            if not body.started:
+                await world.call(body.start)
+            await attend(world, course, body)
+        except GeneratorExit:  # nobody will ever resume us; the guards see us go
+            raise
+        except BaseException as error:
+            interrupts.append(error)
+            if not body.started or len(interrupts) > _MOST_INTERRUPTS:
+                raise
+            body.hurry(world.clocks.boottime())
+    return interrupts
+
+
+class UnderGuard:
+    """What runs in a process of its own, as the one who waits for its end sees it."""
+
+    _guarded: Guarded | None = None
 
     @property
     def started(self) -> bool:
@@ -159,6 +180,22 @@ class Apart:
         assert self._guarded is not None, "it was started"
         return self._guarded
 
+
+class Apart(UnderGuard):
+    """One isolated body, as the process that holds its lease sees it."""
+
+    def __init__(
+        self, course: Course, job: Job, holding: Holding, window: tuple[int, int] | None
+    ) -> None:
+        self.asked_at: float | None = None  # since when it is to end, whatever its lease says
+        self.until, self.grace = (0.0, 0.0), course.policy.cancel_grace
+        self._course, self._job, self._holding, self._window = course, job, holding, window
+        self._open: list[int] = []
+        self._told: tuple[object, ...] = ()
+        self._news = self._outcome = -1
+        self._words: Inbox | None = None
+        let_go_in_forks(self)
+
     def start(self) -> None:
         """Start the process. Whatever is left open by a failure is closed by ``close``."""
         course, hold = self._course, self._course.hold
@@ -170,12 +207,11 @@ class Apart:
         task = self._keep(letter(pickle.dumps(self._task(news, word))))
         grace = course.policy.cancel_grace
         self.until = must_stop(hold.trust, deadline=course.deadline, asked_at=None, grace=grace)
-        pulse = getattr(getattr(self._holding.store, "pulse", None), "fd", -1)
         self._guarded = start_apart(
             [sys.executable, *_flags(), "-c", _BEGIN, ROOT, str(task)],
             environment=marked(name=hold.name, token=hold.token, nonce=hold.nonce),
             nonce=hold.nonce,
-            lifeline=pulse if pulse >= 0 else None,
+            lifeline=course.lifeline(),
             until=self.until,
             grace=grace,
             passed=(news, word, self._outcome, task),
@@ -242,7 +278,7 @@ class Apart:
 
     def close(self) -> None:
         """Close all pipes and bury the guardian, who first ends whatever is still there."""
-        _running.discard(self)
+        need_not_let_go(self)
         for fd in self._open:
             os.close(fd)
         self._open = []
@@ -281,6 +317,8 @@ class Apart:
             news=news,
             word=word,
             outcome=self._outcome,
+            payload=course.payload,
+            rerun=course.rerun,
         )
 
     def _pipe(self) -> tuple[int, int]:
@@ -307,7 +345,17 @@ def _died(code: int) -> str:
 
 
 # Whoever is forked must not keep open what tells guards and bodies that their parent lives.
-_running: weakref.WeakSet[Apart] = weakref.WeakSet()
+_running: weakref.WeakSet[Forkable] = weakref.WeakSet()
+
+
+def let_go_in_forks(body: Forkable) -> None:
+    """Have a forked child close its copies of a body's pipes, for as long as the body is there."""
+    _running.add(body)
+
+
+def need_not_let_go(body: Forkable) -> None:
+    """Forget a body whose pipes are closed."""
+    _running.discard(body)
 
 
 def _let_go_of_all() -> None:

@@ -63,6 +63,8 @@ class _Interrupted(BaseException):
 class _Afar(Course):
     """A course whose reports are the parent's to write: told by two, they would contradict."""
 
+    hands_over = False
+
     def report(self) -> Report:
         """Return nothing: see ``told``."""
         return NOTHING
@@ -79,7 +81,8 @@ class _Child:
         self._hold.trust = task.trust
         self._world = BlockingWorld()
         self._course = _Afar(self._world, run, self._hold, task.policy)
-        self._course.deadline = task.deadline
+        self._course.deadline, self._course.payload = task.deadline, task.payload
+        self._course.rerun = task.rerun
         self._lease: Lease | None = None
         self._interrupted = self._over = False
 

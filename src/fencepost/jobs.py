@@ -6,12 +6,15 @@ import inspect
 import json
 
 from fencepost.errors import BadSlot, Misuse, UnknownJob
+from fencepost.model.definition import Definition
 from fencepost.model.lease import checked_ttl
 from fencepost.model.name import checked
 from fencepost.model.named import NamedTuple
-from fencepost.model.policy import Overlap, Policy, checked_policy
-from fencepost.model.schedule import due_slot, schedule_of
+from fencepost.model.policy import NEVER_AGAIN, Overlap, Policy, Retry, checked_policy
+from fencepost.model.rules import CatchUp, Rules, checked_rules, text_of
+from fencepost.model.schedule import EveryAfter, due_slot, schedule_of, spec_of
 from fencepost.model.slot import RunKey, checked_job, instant, shown
+from fencepost.model.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,13 +22,13 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
+    from fencepost.model.run import RunRecord
     from fencepost.model.schedule import Schedule
-    from fencepost.model.tier import Tier
 
 # How far a trigger's clock may run ahead of the slot that it means.
 EARLY = 1.0
 _ISOLATIONS = (None, "thread", "process")
-_CATCHUPS = ("latest", "all", "none")
+_PINS = (None, "epoch")
 _SCOPES = ("slot", "job")
 
 
@@ -45,6 +48,10 @@ class Job(NamedTuple):
     is_async: bool
     takes_run: bool  # whether the body wants to be given its run
 
+    rules: Rules = Rules()
+    aliases: tuple[str, ...] = ()
+    pin: str | None = None
+
     def lock_of(self, slot: int) -> str:
         """Return what a run of this slot must not overlap with."""
         return checked(self.lock(slot)) if callable(self.lock) else self.lock
@@ -54,9 +61,13 @@ class Job(NamedTuple):
         policy = self.policy
         facts = {
             "schedule": None if self.schedule is None else str(self.schedule),
+            "spec": None if self.schedule is None else spec_of(self.schedule),
+            "catchup": self.rules.catchup.value,
             "overlap": policy.overlap.value,
             "retry": None if policy.retry.attempts == 1 else repr(policy.retry),
+            "retries": _parts(policy.retry),
             "timeout": policy.timeout,
+            "handoff_beat": policy.handoff_beat,
             "lease": policy.lease,
             "on_loss": policy.on_loss.value,
             "lock": "by slot" if callable(self.lock) else self.lock,
@@ -65,53 +76,108 @@ class Job(NamedTuple):
         }
         return json.dumps(facts, sort_keys=True)
 
+    def defined(self, *, build: int = 0) -> Definition:
+        """Return the job as a ledger plans it."""
+        spec = "" if self.schedule is None else spec_of(self.schedule)
+        return Definition(
+            self.name,
+            spec,
+            text_of(self.rules),
+            self.name,
+            self.definition(),
+            aliases=self.aliases,
+            build=build,
+        )
+
+    @property
+    def stirs(self) -> bool:
+        """Whether another run of it may wait for one that ends."""
+        return (
+            self.policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
+            or self.rules.catchup is CatchUp.ALL
+            or isinstance(self.schedule, EveryAfter)
+        )
+
+
+def _parts(retry: Retry) -> list[float] | None:
+    if retry.attempts == 1:
+        return None
+    return [retry.attempts, retry.base, retry.factor, retry.ceiling, retry.jitter]
+
 
 class Declared(NamedTuple):
-    """The words of ``@fp.job`` that are about more than policies."""
+    """The words of ``@fp.job`` that are about more than time and policies."""
 
     lock: str | Callable[[int], str] | None
     isolation: str | None
     items: str
-    catchup: str
     needs: Tier
     idempotent: bool
+    aliases: tuple[str, ...] = ()
+    pin: str | None = None
 
 
-def declare(
-    name: str,
-    function: Callable[..., Any],
-    declared: Declared,
-    *,
-    schedule: dict[str, Any],
-    policy: dict[str, Any],
-) -> Job:
+class Words(NamedTuple):
+    """The words of a job, sorted by what they are about."""
+
+    declared: Declared
+    schedule: dict[str, Any]
+    rules: dict[str, Any]
+    policy: dict[str, Any]
+
+
+_SCHEDULE = ("cron", "every", "at", "tz", "second", "day_match", "dst_gap", "dst_fold")
+_RULES = (
+    *("catchup", "start_deadline", "jitter", "catchup_limit", "catchup_window", "catchup_pause"),
+    "live_first",
+)
+
+
+def sorted_words(words: dict[str, Any], *, needs: Tier) -> Words:
+    """Return the words of ``@fp.job``, each where it belongs: what is left are policies."""
+    schedule = {word: words.pop(word) for word in _SCHEDULE}
+    rules = {word: words.pop(word) for word in _RULES}
+    own = {word: words.pop(word) for word in Declared._fields}
+    own |= {"needs": needs, "aliases": tuple(own["aliases"])}
+    return Words(Declared(**own), schedule, rules, words)
+
+
+def declare(name: str, function: Callable[..., Any], words: Words) -> Job:
     """Return the job that was declared, or say which of its words cannot be."""
     name = checked_job(name)
+    declared, schedule, rules = words.declared, words.schedule, words.rules
+    policy = dict(words.policy)
     for what, value, known in (
         ("isolation", declared.isolation, _ISOLATIONS),
-        ("catchup", declared.catchup, _CATCHUPS),
         ("items", declared.items, _SCOPES),
+        ("pin", declared.pin, _PINS),
     ):
         if value not in known:
-            words = ", ".join(repr(word) for word in known)
-            raise Misuse(f"job {name!r}: {what} is {value!r}: it must be one of {words}")
+            choice = ", ".join(repr(word) for word in known)
+            raise Misuse(f"job {name!r}: {what} is {value!r}: it must be one of {choice}")
     policy["lease"] = checked_ttl(policy["lease"])
-    if (
-        policy["retry_until"] is None
-    ):  # windowed work keeps its order; else the newest is what counts
-        policy["retry_until"] = "exhausted" if declared.catchup == "all" else "next_slot"
+    checked_time = checked_rules(**rules)
+    policy["start_deadline"] = checked_time.start_deadline
+    if policy["overlap"] == "reschedule" and checked_time.start_deadline is None:
+        policy["start_deadline"] = checked_time.window  # nothing waits for ever
+    if any(schedule.get(word) is not None for word in ("cron", "every", "at")):
+        _refuse_haste(name, checked_time)
+    if policy["retry_until"] is None:
+        # Windowed work keeps its order; else the newest is what counts.
+        policy["retry_until"] = "exhausted" if rules["catchup"] == "all" else "next_slot"
     checked_words = checked_policy(**policy)
     stoppable = inspect.iscoroutinefunction(function) or declared.isolation == "process"
+    stoppable = stoppable or getattr(function, "stoppable", False)  # as a command is
     if checked_words.overlap is Overlap.REPLACE and not stoppable:
         raise Misuse(
             f"job {name!r} has overlap='replace', but a plain function cannot be stopped: make it "
             "async def, or give it isolation='process'"
         )
     lock = name if declared.lock is None else declared.lock
-    return Job(
+    job = Job(
         name=name,
         function=function,
-        schedule=schedule_of(**schedule),
+        schedule=schedule_of(**schedule, spread=name),
         policy=checked_words,
         lock=lock if callable(lock) else checked(lock),
         isolation=declared.isolation,
@@ -120,7 +186,62 @@ def declare(
         idempotent=declared.idempotent,
         is_async=inspect.iscoroutinefunction(function),
         takes_run=bool(inspect.signature(function).parameters),
+        rules=checked_time,
+        aliases=tuple(checked_job(alias) for alias in declared.aliases),
+        pin=declared.pin,
     )
+    why = getattr(function, "why_not", _suits)(job)  # a body of ours may not suit every job
+    if why is not None:
+        raise Misuse(f"job {name!r} {why}")
+    return job
+
+
+def _refuse_haste(name: str, rules: Rules) -> None:
+    """Refuse a deadline that passes before anybody looks: no slot of the job would ever start."""
+    deadline = rules.start_deadline
+    if deadline is not None and deadline < 1:
+        raise Misuse(
+            f"job {name!r}: start_deadline is {deadline:g} s: give 1 s or more, else nobody looks "
+            "often enough to start anything"
+        )
+
+
+def _suits(_: Job) -> str | None:
+    """Stand in for a body that is a plain function: it suits every job."""
+    return None
+
+
+def carried_by(body: Callable[..., Any], known: Job | None, run: RunRecord, policy: Policy) -> Job:
+    """Return a run's job with another body: that of whoever it was handed off to."""
+    job = known or Job(
+        name=run.key.job,
+        function=body,
+        schedule=None,
+        policy=policy,
+        lock=run.lock,
+        isolation=None,
+        scope="slot",
+        needs=Tier.T1,
+        idempotent=False,
+        is_async=False,
+        takes_run=True,
+    )
+    return job._replace(
+        function=body,
+        isolation=None,
+        is_async=inspect.iscoroutinefunction(body),
+        takes_run=bool(inspect.signature(body).parameters),
+    )
+
+
+def policy_from(definition: str) -> Policy:
+    """Return what a definition tells of a job's policies: enough to end its runs from afar."""
+    facts = json.loads(definition)
+    retries = facts.get("retries")
+    names = ("attempts", "base", "factor", "ceiling", "jitter")
+    retry = Retry(**dict(zip(names, retries, strict=True))) if retries else NEVER_AGAIN
+    known = {name: facts[name] for name in ("timeout", "lease", "handoff_beat") if name in facts}
+    return Policy(retry=retry, **known)
 
 
 class Registry:
@@ -147,6 +268,13 @@ class Registry:
         if found is None:
             raise UnknownJob(str(job), known=list(self._jobs))
         return found
+
+    def get(self, name: str) -> Job | None:
+        """Return the job with that name, if there is one."""
+        return self._jobs.get(name)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
@@ -180,7 +308,14 @@ def _produced(job: Job, slot: int, *, now: float) -> int:
     return slot
 
 
-def window_of(job: Job, slot: int) -> tuple[int, int] | None:
-    """Return what a slot's run covers: from the slot before it, up to itself."""
-    before = None if job.schedule is None else job.schedule.latest(slot - 1)
-    return None if before is None else (before, slot)
+def window_of(
+    schedule: Schedule | None, slot: int, *, since: float = 0.0
+) -> tuple[int, int] | None:
+    """Return what a slot's run covers: from the slot before it, up to itself.
+
+    The first slot of a schedule that is in force ``since`` an instant covers what came after that.
+    """
+    before = None if schedule is None else schedule.latest(slot - 1)
+    if before is None:
+        return None
+    return (int(since) if before < since < slot else before), slot

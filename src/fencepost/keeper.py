@@ -37,7 +37,8 @@ class Keeper:
     def add(self, hold: Hold) -> None:
         """Keep this lease from now on."""
         self.charges.add(hold)
-        self._wake()
+        if self._thread is None:
+            self._wake()
 
     def abandon(self, name: str, nonce: str) -> None:
         """Give back whatever that nonce may have been granted."""

@@ -30,6 +30,7 @@ _LEVELS = {
     "lock_acquired": "INFO",
     "resumed": "WARNING",
     "completed": "INFO",
+    "handed_off": "INFO",
     "skipped": "WARNING",
     "cancelled": "WARNING",
     "slow_transaction": "WARNING",
@@ -38,6 +39,23 @@ _LEVELS = {
     "timed_out": "ERROR",
     "stuck": "ERROR",
     "quarantined": "ERROR",
+    "missed": "WARNING",
+    "edited": "INFO",
+    "renamed": "INFO",
+    "known_again": "INFO",
+    "backfilled": "INFO",
+    "retired": "WARNING",
+    "orphaned": "ERROR",
+    "trouble": "ERROR",
+    "refused": "ERROR",
+    "clock_disagrees": "ERROR",
+    "clock_agrees": "INFO",
+    "alarm_fired": "INFO",
+    "alarm_late": "WARNING",
+    "alarm_stale": "WARNING",
+    "alarm_failed": "ERROR",
+    "alarm_stuck": "ERROR",
+    "alarm_dead": "ERROR",
 }
 
 
@@ -69,7 +87,8 @@ def line(event: LeaseEvent | JobEvent) -> str:
 def facts(event: LeaseEvent | JobEvent) -> tuple[str, dict[str, object]]:
     """Return what an event is called and what belongs to it; the run id is on every line of one."""
     if isinstance(event, JobEvent):
-        about: dict[str, object] = {"job": event.job, "run_id": event.run_id}
+        known = (("job", event.job), ("run_id", event.run_id))
+        about: dict[str, object] = {name: value for name, value in known if value}
         if event.token:
             about["token"] = event.token
         return event.what, {**about, **dict(event.more)}

@@ -15,6 +15,7 @@ from fencepost.effects import AsyncBatch, AsyncOnce, Batch, InOther, Once
 from fencepost.errors import LeaseLost, Misuse
 from fencepost.flows.attempt import NothingToDo
 from fencepost.flows.course import LARGEST, save
+from fencepost.flows.handoff import hand_over
 from fencepost.model.item import named
 from fencepost.model.kept import encoded
 from fencepost.transaction import AsyncTransaction, Transaction
@@ -86,6 +87,11 @@ class Facts:
         return None if self._course.checkpoint is None else json.loads(self._course.checkpoint)
 
     @property
+    def payload(self) -> Any:
+        """What a job that lives in the ledger was given there; None for one that was declared."""
+        return None if self._course.payload is None else json.loads(self._course.payload)
+
+    @property
     def lost(self) -> LostSignal:
         """An event that is set once the run is no longer ours."""
         return self._lease.lost
@@ -99,19 +105,17 @@ class Facts:
 
     def check(self) -> None:
         """Return if the body may go on; raise if the run was lost, cancelled, or is out of time."""
-        if self._pid != os.getpid():
-            reason = "it belongs to the parent process, and a fork does not share it"
-            raise LeaseLost(self._lease.name, token=self.token, reason=reason)
+        self._refuse_forks()
         self._course.check()
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Tell how far it is; those who look see it with the next beat."""
-        of = None if total is None else _whole(total, "total")
-        self._course.progress(_whole(done, "done"), of)
+        of = None if total is None else whole(total, "total")
+        self._course.progress(whole(done, "done"), of)
 
     def count(self, name: str, more: int = 1) -> None:
         """Add to a counter of this run, such as ``emails_sent``; safe from many threads."""
-        self._course.count(named(name), _whole(more, "more"))
+        self._course.count(named(name), whole(more, "more"))
 
     def skip(self, reason: str = "nothing to do") -> None:
         """Leave the body: there was nothing to do, and the run is recorded as skipped."""
@@ -125,7 +129,7 @@ class Facts:
 
     def key_of(self, item: str | int | None = None) -> str:
         """Return the idempotency key of this run, or of one of its items: the same in each try."""
-        return self.id if item is None else f"{self._scope_of(None)}/{named(item)}"
+        return self._course.items if item is None else f"{self._scope_of(None)}/{named(item)}"
 
     def fence(self, conn: object, *, resource: str | None = None) -> None:
         """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
@@ -147,6 +151,11 @@ class Facts:
         def _here(self) -> object:
             """Return who must not wait for itself: the thread, or the task."""
 
+    def _refuse_forks(self) -> None:
+        if self._pid != os.getpid():
+            reason = "it belongs to the parent process, and a fork does not share it"
+            raise LeaseLost(self._lease.name, token=self.token, reason=reason)
+
     def _outside(self) -> None:
         """Refuse what would wait for our own transaction for ever."""
         if self._course.transaction_of == self._here():
@@ -156,11 +165,14 @@ class Facts:
             )
 
     def _scope_of(self, scope: str | None) -> str:
-        """Return under which name items are known: this run's, or the whole job's."""
+        """Return under which name items are known: this run's, or the whole job's.
+
+        What repeats a run that failed goes on with its items: what was done is not done again.
+        """
         chosen = scope or self._scope
         if chosen not in ("slot", "job"):
             raise Misuse(f"scope is {scope!r}: it must be 'slot' or 'job'")
-        return self.job if chosen == "job" else self.id
+        return self.job if chosen == "job" else self._course.items
 
     def __repr__(self) -> str:
         return f"<Run {self.id} attempt={self.attempt} token={self.token}>"
@@ -174,7 +186,7 @@ class Run(Facts):
 
     def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
-        self.check()
+        self._refuse_forks()
         self._outside()
         finish(save(self._doors, self._course, encoded(checkpoint, what="checkpoint")))
 
@@ -202,6 +214,16 @@ class Run(Facts):
         """Open a transaction of the ledger's database: effect, items and checkpoint are one."""
         return self._transaction()
 
+    def hand_over(self) -> None:
+        """Leave the run to whoever was given its id and token, and return from the body.
+
+        The run goes on without this process: ``fp.complete(run_id, token=…)`` ends it, from
+        anywhere, and ``fp.beat(…)`` keeps it. Should the body raise after this, the attempt has
+        failed, and the other side is refused.
+        """
+        self._outside()
+        finish(hand_over(self._doors, self._course))
+
     def _here(self) -> object:
         return threading.get_ident()
 
@@ -211,7 +233,7 @@ class AsyncRun(Facts):
 
     async def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""
-        self.check()
+        self._refuse_forks()
         self._outside()
         await save(self._doors, self._course, encoded(checkpoint, what="checkpoint"))
 
@@ -240,13 +262,29 @@ class AsyncRun(Facts):
         """Open a transaction of the ledger's database: effect, items and checkpoint are one."""
         return AsyncTransaction(self._doors.world, self._transaction())
 
+    async def hand_over(self) -> None:
+        """Leave the run to whoever was given its id and token, and return from the body.
+
+        The run goes on without this process: ``fp.complete(run_id, token=…)`` ends it, from
+        anywhere, and ``fp.beat(…)`` keeps it. Should the body raise after this, the attempt has
+        failed, and the other side is refused.
+        """
+        self._outside()
+        await hand_over(self._doors, self._course)
+
     def _here(self) -> object:
         import asyncio
 
         return asyncio.current_task()
 
 
-def _whole(value: object, what: str) -> int:
+def inside(run: Facts) -> tuple[Doors, Course]:
+    """Return what is behind a run, for bodies that are fencepost's own."""
+    return run._doors, run._course  # noqa: SLF001 -- that is the point
+
+
+def whole(value: object, what: str) -> int:
+    """Return a count that every ledger can keep, or refuse it."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise Misuse(f"{what} is {value!r}: it must be a whole number")
     if abs(value) > LARGEST:

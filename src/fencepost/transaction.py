@@ -80,7 +80,7 @@ class Ledgered:
         if scope not in (None, "slot", "job"):
             raise Misuse(f"scope is {scope!r}: it must be 'slot' or 'job'")
         key = self._course.run.key
-        where = self._scope if scope is None else key.job if scope == "job" else str(key)
+        where = self._scope if scope is None else key.job if scope == "job" else self._course.items
         db, name, call = self.connection, named(item), self._world.nonce()
         repeat = self._course.policy.in_doubt.value == "repeat"
         found = self._books.begin(db, self._course.attempt, where, [name], call, repeat=repeat)

@@ -5,28 +5,47 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from fencepost.bodies import in_a_thread, kept_result, on_a_loop, supervised
-from fencepost.errors import FencepostError, Misuse
+from fencepost.bodies import called_here, in_a_thread, kept_result, on_a_loop, supervised
+from fencepost.errors import FencepostError, Misuse, RunCancelled
 from fencepost.flows.acquire import Granted
-from fencepost.flows.attempt import RELEASED, attempt, conclude
+from fencepost.flows.attempt import RELEASED, attempt, conclude, kept_words
 from fencepost.flows.course import Course, Doors
+from fencepost.flows.handoff import (
+    beat,
+    complete,
+    ended_afar,
+    held_by,
+    job_of,
+    outcome_of,
+    repeated,
+    take,
+)
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
 from fencepost.flows.trigger import Crashed, Errand, trigger
 from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
 from fencepost.isolated import carried_apart, refusal
-from fencepost.jobs import Registry, run_key, window_of
+from fencepost.jobs import Registry, carried_by, policy_from, run_key, window_of
 from fencepost.lease import Lease
+from fencepost.ledger.api import Report
 from fencepost.ledger.open import ledger_of
-from fencepost.model.claim import Want
+from fencepost.ledger.planning import Begun
+from fencepost.model.claim import Claimed, Verdict, Want
+from fencepost.model.definition import JobRecord
 from fencepost.model.duration import seconds
 from fencepost.model.event import JobEvent
-from fencepost.model.lease import Holder
+from fencepost.model.handoff import time_left
+from fencepost.model.kept import encoded
+from fencepost.model.lease import Grant, Holder
 from fencepost.model.named import NamedTuple
+from fencepost.model.outcome import of_record
+from fencepost.model.policy import Policy
+from fencepost.model.run import State
+from fencepost.model.schedule import schedule_from
 from fencepost.model.slot import RunKey, parsed
 from fencepost.model.tier import refuse_less, tier_of
-from fencepost.running import AsyncRun, Run
+from fencepost.running import AsyncRun, Run, whole
 from fencepost.version import VERSION
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
@@ -37,10 +56,11 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
+    from fencepost.flows.course import Ends
+    from fencepost.flows.handoff import Held
     from fencepost.holding import Holding
     from fencepost.jobs import Job
     from fencepost.ledger.api import Ledger
-    from fencepost.model.claim import Claimed
     from fencepost.model.duration import Duration
     from fencepost.model.outcome import Outcome
     from fencepost.model.run import RunRecord
@@ -51,23 +71,50 @@ if TYPE_CHECKING:
 _TOLD = frozenset({"succeeded", "already_done"})
 
 
+class Terms(NamedTuple):
+    """How a scheduler has an attempt carried out: who records its end, and when to give it back.
+
+    ``recall_at`` is when its time is up, ``stopped`` tells whether that was brought forward by a
+    stop. What a stop finds not begun is given back as it is.
+    """
+
+    ends: Ends | None = None
+    recall_at: float | None = None
+    begun: Begun | None = None
+    stopped: Callable[[], float | None] | None = None
+
+
+ALONE = Terms()
+
+
 class Working:
     """The jobs of one ``Fencepost`` or ``AsyncFencepost``."""
 
     def __init__(self, holding: Holding, world: World) -> None:
         self._holding, self._world = holding, world
         self.registry = Registry()
-        self._ledger: Ledger | None = None
+        self._doors: Doors | None = None
         self._kept: tuple[LeaseStore, Ledger] | None = None
         self._registered: set[str] = set()
         self._active = 0
+        self.courses: dict[str, Course] = {}  # what runs here now, by nonce
+
+    @property
+    def doors(self) -> Doors:
+        """What flows of this face go through; the ledger is opened when it is first needed."""
+        if self._doors is None:
+            self._doors = Doors(self._world, ledger_of(self._world, self._holding.store))
+        return self._doors
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger beside the leases; opened when it is first needed."""
-        if self._ledger is None:
-            self._ledger = ledger_of(self._world, self._holding.store)
-        return self._ledger
+        """The ledger beside the leases."""
+        return self.doors.ledger
+
+    @property
+    def active(self) -> int:
+        """How many bodies run right now."""
+        return self._active
 
     def offered(self, job: str, *, needs: str | None, idempotent: bool) -> Tier:
         """Return what a job needs, or refuse it where the store cannot promise that."""
@@ -99,9 +146,10 @@ class Working:
         if manual and slot is not None:
             raise Misuse("a manual run is its own: give either slot=… or manual=True")
         patience = None if wait is None else seconds(wait, what="wait")
-        await self._register(found)
-        now = self._world.clocks.wall()
-        doors = Doors(self._world, self.ledger)
+        if found.name not in self._registered:
+            await self.ledger.register(found.name, found.definition())
+            self._registered.add(found.name)
+        now, doors = self._world.clocks.wall(), self.doors
         errand = self._errand(found, trigger_name, patience, new=manual)
         if not manual:
             return self._told(await trigger(doors, errand, run_key(found, slot, now=now)))
@@ -135,15 +183,82 @@ class Working:
             self._holding.emit(JobEvent("skipped", job, outcome.run_id, outcome.token, more))
         return outcome
 
+    async def complete(
+        self,
+        run_id: str | RunKey,
+        *,
+        token: int,
+        status: str,
+        result: Any,
+        error: str | None,
+        retry: bool,
+    ) -> Outcome:
+        """Record how a run ended that was handed off."""
+        words = None if error is None else kept_words(error)
+        text = None if result is None else encoded(result, what="result")
+        ending = ended_afar(status, result=text, error=words, retry=retry)
+        doors, held = await self._held(run_id, token)
+        run = await complete(doors, held, ending)
+        if held.run.state is State.RUNNING:
+            what = "completed" if run.state is State.SUCCEEDED else run.state.value
+            more = () if run.error is None else (("error", run.error),)
+            self._holding.emit(JobEvent(what, run.key.job, str(run.key), token, more))
+        return outcome_of(run)
+
+    async def beat(
+        self, run_id: str | RunKey, *, token: int, done: int | None, total: int | None
+    ) -> None:
+        """Keep a run that was handed off; raise if it is to end."""
+        doors, held = await self._held(run_id, token)
+        if await beat(doors, held, Report(_count(done, "done"), _count(total, "total"))):
+            raise RunCancelled(str(held.run.key))
+
+    async def take_over(
+        self, run_id: str | RunKey, body: Callable[..., Any], *, token: int
+    ) -> Outcome:
+        """Carry out here a run that was handed off, once, and say what became of it."""
+        doors, held = await self._held(run_id, token)
+        key = held.run.key
+        known = await job_of(doors, key.job) or JobRecord(key.job)
+        template = known.template or key.job
+        job = carried_by(body, self.registry.get(template), held.run, held.policy)
+        rerun = await repeated(doors, key)
+        sent = await take(doors, held)
+        claimed = Claimed(Verdict.GO, held.run, Grant(token, held.policy.lease))
+        begun = Begun(claimed, template, known.payload, known.spec, known.effective_from, rerun)
+        ended = await self.carry_out(job, claimed, sent, taken=True, terms=Terms(begun=begun))
+        assert not isinstance(ended, Crashed), "only what is isolated can crash by itself"
+        if ended is None:
+            return of_record(held.run, fresh=True)._replace(status="lost", reason="lost")
+        return outcome_of(ended)
+
+    async def _held(self, run_id: str | RunKey, token: int) -> tuple[Doors, Held]:
+        key = parsed(run_id) if isinstance(run_id, str) else run_id
+        doors = Doors(self._world, self.ledger)
+        policy = await self._policy_of(doors, key.job)
+        return doors, await held_by(doors, key, token=token, policy=policy)
+
+    async def _policy_of(self, doors: Doors, name: str) -> Policy:
+        """Return the policies of a job: as it is declared here, or as the ledger knows it.
+
+        A job that lives in the ledger has those of its template.
+        """
+        for _ in range(2):
+            declared = self.registry.get(name)
+            if declared is not None:
+                return declared.policy
+            known = await job_of(doors, name)
+            if known is None:
+                break
+            if known.template in ("", name):
+                return policy_from(known.definition)
+            name = known.template
+        return Policy()
+
     async def close(self) -> None:
         """Close the ledger, after whatever was held has been released."""
-        if self._ledger is not None:
-            await self._ledger.close()
-
-    async def _register(self, job: Job) -> None:
-        if job.name not in self._registered:
-            await self.ledger.register(job.name, job.definition())
-            self._registered.add(job.name)
+        if self._doors is not None:
+            await self._doors.ledger.close()
 
     def _errand(self, job: Job, trigger_name: str, patience: float | None, *, new: bool) -> Errand:
         def want(key: RunKey) -> Want:
@@ -154,54 +269,79 @@ class Working:
                 job.policy,
                 job.lock_of(key.slot),
                 "manual" if key.manual else trigger_name,
-                can_be_alone=self._active == 0 or self._can_be_apart(job),
+                can_be_alone=self._active == 0 or self.can_be_apart(job),
                 new=new,
             )
 
-        carry_out = partial(self._carry_out, job)
+        carry_out = partial(self.carry_out, job)
         return Errand(want, carry_out, self._holding.keeper.abandon, patience)
 
-    def _can_be_apart(self, job: Job) -> bool:
+    def can_be_apart(self, job: Job) -> bool:
+        """Say whether a job can have a process of its own."""
         return refusal(job, self._holding, self._world) is None
 
-    async def _carry_out(
-        self, job: Job, claimed: Claimed, sent: float
+    async def carry_out(
+        self,
+        job: Job,
+        claimed: Claimed,
+        sent: float,
+        *,
+        taken: bool = False,
+        terms: Terms = ALONE,
     ) -> RunRecord | Crashed | None:
-        """Attempt what was claimed, with its lease kept meanwhile."""
+        """Attempt what was claimed, or taken over, with its lease kept meanwhile."""
         run, grant = claimed.run, claimed.grant
         assert run is not None, "what was claimed has a record"
         assert grant is not None, "and a lease"
         hold = Hold(
             Granted(run.lease, grant, sent),
             nonce=run.holder.nonce,
-            ttl=job.policy.lease,
+            # As long as it was granted for: who has little time left asks for a short one.
+            ttl=job.policy.lease if grant.adopted else min(grant.ttl, job.policy.lease),
             max_hold=None,
             emit=self._holding.emit,
             chatty=False,
         )
         course = Course(self._world, run, hold, job.policy, chatty=self._holding.chatty)
-        doors = Doors(self._world, self.ledger)
+        if taken:
+            left = time_left(run, job.policy, now=self._world.clocks.wall())
+            course.taken_over(left)
+        course.recall_at = terms.recall_at
+        if terms.begun is not None:
+            course.payload, course.rerun = terms.begun.payload, terms.begun.rerun
+        course.window = partial(_window, job, run.key.slot, terms.begun)
+        doors = self.doors if terms.ends is None else self.doors._replace(ends=terms.ends)
         first = doors.ledger.abilities.settles
         hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl), first=first)
         keeper = self._holding.keeper
         ended: RunRecord | None = None
         pid, emit = os.getpid(), self._holding.emit
         course.foreign = lambda: os.getpid() != pid
+        course.lifeline = partial(_pulse_of, self._holding.store)
         self._active += 1
+        self.courses[hold.nonce] = course
         try:
             try:
                 keeper.add(hold)
             except RuntimeError:  # there is no thread to be had: what nobody keeps is not begun
                 ended = await conclude(doors, course, RELEASED, emit=emit)
                 raise
-            ended = await attempt(doors, course, partial(self._body, job), emit=emit)
+            # Asked only now: a stop that comes from here on finds the course, and recalls it.
+            if terms.stopped is not None and terms.stopped() is not None:
+                ended = await conclude(doors, course, RELEASED, emit=emit)
+            else:
+                ended = await attempt(doors, course, partial(self._body, job), emit=emit)
         finally:
             self._active -= 1
+            self.courses.pop(hold.nonce, None)
+            if course.handed_off:
+                _leave(self._holding.store, hold.nonce)
             hold.released = True
             keeper.charges.remove(hold)
             hold.beat = None  # else the two would keep each other until a collection
             # Whatever became of it, nobody here needs the lease any more.
-            if ended is None and course.crashed is None and not course.foreign():
+            theirs = course.handed_off or course.foreign()
+            if ended is None and course.crashed is None and not theirs:
                 keeper.abandon(hold.name, hold.nonce)
         if ended is None and course.crashed is not None:
             return await self._crashed(course, course.crashed)
@@ -222,23 +362,25 @@ class Working:
     async def _body(self, job: Job, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
         # A run in trouble is kept away from its neighbours, if it can be.
-        if job.isolation == "process" or (course.run.solitary and self._can_be_apart(job)):
-            window = window_of(job, course.run.key.slot)
+        if job.isolation == "process" or (course.run.solitary and self.can_be_apart(job)):
+            window = course.window()
             result = await carried_apart(self._world, course, job, self._holding, window=window)
         else:
-            result = kept_result(await self._carried(_Bound(job, course, self._holding)))
+            returned = await self._carried(_Bound(job, course, self._holding))
+            if course.handed_off:
+                return None  # whatever it returned: the result is for others to tell
+            result = kept_result(returned)
         course.returned.append(result)
         return result
 
     async def _carried(self, bound: _Bound) -> Any:
         blocking = isinstance(self._world, BlockingWorld)
-        here = Doors(self._world, self.ledger)
         if bound.job.is_async:
             if blocking:
-                return on_a_loop(bound.course, lambda: self._elsewhere(bound))
-            return await supervised(bound.course, lambda: bound.call(AsyncRun, here))
+                return called_here(lambda: on_a_loop(bound.course, lambda: self._elsewhere(bound)))
+            return await supervised(bound.course, lambda: bound.call(AsyncRun, self.doors))
         if blocking:
-            return bound.call(Run, here)
+            return called_here(lambda: bound.call(Run, self.doors))
         return await in_a_thread(bound.course, lambda: self._in_thread(bound))
 
     async def _elsewhere(self, bound: _Bound) -> Any:
@@ -285,8 +427,32 @@ class _Bound(NamedTuple):
         space, boottime = self.holding.namespace, doors.world.clocks.boottime
         lease = Lease(course.hold, namespace=space, boottime=boottime, drop=_keep_it)
         course.lent = lease  # kept until the attempt has ended, whatever user code does with it
-        window = window_of(job, course.run.key.slot)
+        window = course.window()
         return job.function(colour(doors, course, lease, window=window, scope=job.scope))
+
+
+def _window(job: Job, slot: int, begun: Begun | None) -> tuple[int, int] | None:
+    """Return what a run covers, by the schedule in force, or by that of whoever triggers it."""
+    if begun is None or not begun.spec:
+        return window_of(job.schedule, slot)
+    return window_of(schedule_from(begun.spec), slot, since=begun.since)
+
+
+def _count(value: int | None, what: str) -> int | None:
+    return None if value is None else whole(value, what)
+
+
+def _pulse_of(store: LeaseStore) -> int | None:
+    """Return what vouches for this process, for children that keep a copy; None if nothing does."""
+    pulse = getattr(getattr(store, "pulse", None), "fd", -1)
+    return pulse if pulse >= 0 else None
+
+
+def _leave(store: LeaseStore, nonce: str) -> None:
+    """Vouch no more for a run that was handed off, perhaps by way of another connection."""
+    pulse = getattr(store, "pulse", None)
+    if pulse is not None:
+        pulse.leases.discard(nonce)
 
 
 def _keep_it(_: Hold) -> None:

@@ -114,7 +114,8 @@ class Tree:
         """Kill the processes that have these roles, and return when."""
         at = time.time()
         for role in roles:
-            os.kill(getattr(self, role), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # those that watch it may be quicker
+                os.kill(getattr(self, role), signal.SIGKILL)
         return at
 
     def outcome(self) -> subprocess.CompletedProcess[str]:

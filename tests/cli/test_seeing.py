@@ -162,15 +162,17 @@ def test_a_job_in_quarantine_is_listed_as_such_until_it_is_resumed(desk: Desk) -
     assert f"job is in quarantine because of job@{SLOT}" in status.out
     assert desk.ask("status", "--quiet").lines[0].startswith("job is in quarantine")
     assert desk.ask("resume", "job").out == "job 'job' is out of quarantine: its next slot runs\n"
-    assert desk.ask("resume", "job").out == "job 'job' was not in quarantine; nothing changed\n"
+    nothing_changed = "job 'job' was neither paused nor in quarantine; nothing changed\n"
+    assert desk.ask("resume", "job").out == nothing_changed
     assert "QUARANTINED" not in desk.ask("list").out
 
 
 def test_resume_in_json_says_whether_anything_changed(desk: Desk) -> None:
     desk.poisoned()
     first, second = (desk.ask("resume", "job", "--json").json for _ in range(2))
-    assert first == {"job": "job", "resumed": True, "quarantined_by": f"job@{SLOT}"}
-    assert second == {"job": "job", "resumed": False, "quarantined_by": None}
+    by = {"job": "job", "resumed": True, "quarantined_by": f"job@{SLOT}", "paused": None}
+    assert first == by
+    assert second == by | {"resumed": False, "quarantined_by": None}
 
 
 # status

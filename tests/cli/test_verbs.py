@@ -151,7 +151,8 @@ def test_help_lists_every_verb(kit: Kit) -> None:
     done = kit.fencepost("--help")
     assert done.returncode == 0
     seeing = ("status", "list", "runs", "slots", "logs", "cancel", "resume")
-    for verb in ("exec", *seeing, "locks", "lock", "migrate", "demo", "simulate"):
+    scheduling = ("up", "tick", "run", "plan", "pause", "retire", "backfill", "instances", "verify")
+    for verb in ("exec", *seeing, *scheduling, "locks", "lock", "migrate", "demo", "simulate"):
         assert re.search(rf"^    {verb} ", done.stdout, re.MULTILINE), verb
 
 

@@ -277,3 +277,10 @@ async def exits_well() -> str:
     if tries() <= 2:
         os._exit(0)
     return "well"
+
+
+def half_a_mail(run: Run) -> None:
+    """Have an effect once, tell of it, and fail."""
+    with run.once("mail") as first:
+        note("mails", f"{(folder() / 'mails').read_text()}{run.id} {bool(first)} {run.key_of()}\n")
+    raise GiveUp("half way")

@@ -347,3 +347,18 @@ def test_the_errors_of_fencepost_itself_survive_the_way_back() -> None:
         back = unpacked(packed(error))
         assert type(back) is type(error)
         assert (str(back), vars(back)) == (str(error), vars(error))
+
+
+def test_what_is_repeated_apart_goes_on_with_the_items_of_what_failed(
+    fp: Fencepost, tmp_path: Path
+) -> None:
+    (tmp_path / "mails").touch()
+    fp.job("job", every="1h", isolation="process")(bodies.half_a_mail)
+    run = "job@2026-01-20T02:00:00Z"
+    for existing in ("skip", "failed", "all"):
+        fp.backfill("job", SLOT, SLOT.timestamp() + 3600, existing=existing)
+    assert (tmp_path / "mails").read_text().splitlines() == [
+        f"{run} True {run}",
+        f"{run}~1 False {run}",
+        f"{run}~2 True {run}~2",
+    ]

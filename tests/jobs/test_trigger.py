@@ -22,9 +22,12 @@ from fencepost.errors import (
     UnknownJob,
     UnknownRun,
 )
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
 from fencepost.model.run import State
 from fencepost.model.slot import shown
 from fencepost.stores.memory import MemoryStore
+from fencepost.testing.clock import SettableClocks
+from fencepost.world.flow import finish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -632,6 +635,22 @@ def test_a_body_that_loses_something_else_has_only_failed(fp: Fencepost) -> None
         raise LeaseLost("another", token=1, reason="it ran out")
 
     assert fp.trigger("billing", SLOT).status == "failed"
+
+
+def test_a_slot_that_nobody_remembers_is_done(url: str) -> None:
+    clocks = SettableClocks()
+    clocks.advance(60 - clocks.wall() % 60 + 1)
+    first = int(clocks.wall()) // 60 * 60
+    with Fencepost(url, clocks=clocks) as fp:
+        fp.job("job", every="1m")(lambda: None)
+        for _ in range(KEPT_RUNS + 2):
+            clocks.advance(60)
+            assert fp.trigger("job").status == "succeeded"
+        clocks.advance(KEPT_FOR + 86_400)
+        assert finish(fp._working.ledger.planner.prune(most=500))
+        outcome = fp.trigger("job", slot=first + 60)
+    assert (outcome.status, outcome.reason) == ("already_done", "pruned")
+    assert (outcome.run_id, outcome.slot) == (f"job@{shown(first + 60)}", shown(first + 60))
 
 
 def _until(true: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from ledgerlab import opened, run_through
+from ledgerlab import claimed, opened, run_through
 
 from fencepost.errors import Misuse
 from fencepost.ledger import sqlite_schema
+from fencepost.ledger.sqlite_planner_schema import SCHEDULES
 from fencepost.model.lease import Holder
+from fencepost.model.run import State
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 
@@ -18,6 +21,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LATER = "INSERT INTO fencepost_migration VALUES ('ledger', 99, 0.0)"
+
+# What tells a file of the first migration from one of the second.
+# What the steps after the first have added, taken away again.
+LATER_TABLES = ("span", "lane", "instance", "member", "cohort", "clock", "alarm")
+LATER_INDEXES = ("job_due", "job_unknown", "run_waiting", "run_apart")
+LATER_COLUMNS = re.findall(r"fencepost_(\w+) ADD COLUMN (\w+)", "\n".join(SCHEDULES))
+FIRST_ONLY = (
+    "DELETE FROM fencepost_migration WHERE number > 1",
+    "DROP VIEW fencepost_claim",
+    *(f"DROP INDEX fencepost_{name}" for name in LATER_INDEXES),
+    "DROP TRIGGER fencepost_job_mark",
+    *(f"DROP TABLE fencepost_{name}" for name in LATER_TABLES),
+    "DROP INDEX fencepost_run_live",
+    "DROP TRIGGER fencepost_run_first",
+    "DROP TRIGGER fencepost_run_next",
+    """CREATE UNIQUE INDEX fencepost_run_live
+           ON fencepost_run (namespace, lock, job, slot, manual)
+        WHERE state IN ('pending', 'running', 'waiting_retry')""",
+    """CREATE TRIGGER fencepost_run_first BEFORE INSERT ON fencepost_run
+         WHEN NEW.state NOT IN ('pending', 'running', 'failed', 'skipped', 'missed')
+        BEGIN SELECT RAISE(ABORT, 'a run cannot begin so'); END""",
+    """CREATE TRIGGER fencepost_run_next BEFORE UPDATE ON fencepost_run
+         WHEN OLD.state NOT IN ('pending', 'running', 'waiting_retry')
+        BEGIN SELECT RAISE(ABORT, 'a run cannot become so'); END""",
+    *(f"ALTER TABLE fencepost_{table} DROP COLUMN {column}" for table, column in LATER_COLUMNS),
+)
 
 
 def names(path: Path) -> set[str]:
@@ -99,6 +128,26 @@ def test_a_file_that_is_behind_is_brought_up_to_date(
     finish(ledger.close())
     assert execute(path, "SELECT max(number) FROM fencepost_migration") == [(len(later),)]
     assert execute(path, "SELECT owner FROM fencepost_job") == []
+
+
+def test_a_file_of_the_first_migration_keeps_its_runs_and_gets_all_that_came_later(
+    tmp_path: Path,
+) -> None:
+    first, second = tmp_path / "first.db", tmp_path / "second.db"
+    ledgers = [opened(path) for path in (first, second)]
+    for ledger in ledgers:
+        run_through(ledger, RunKey("job", 1), "n")
+        claimed(ledger, RunKey("job", 2), "m")
+        finish(ledger.close())
+    for statement in FIRST_ONLY:
+        execute(first, statement)
+    for ledger in ledgers:
+        runs = finish(ledger.runs(states=(State.RUNNING,)))
+        assert [run.key.slot for run in runs] == [2]
+        run_through(ledger, RunKey("other", 1), "o")
+        finish(ledger.close())
+    schema = "SELECT type, name, sql FROM sqlite_master WHERE sql <> '' ORDER BY name"
+    assert execute(first, schema) == execute(second, schema)
 
 
 def test_a_file_that_was_replaced_gets_its_tables_again(tmp_path: Path) -> None:

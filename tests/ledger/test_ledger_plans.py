@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fencepost.ledger import sqlite_rows as sql
-from fencepost.ledger.sqlite_schema import migrate
+from fencepost.ledger.sqlite_schema import CLAIMABLE, migrate
 from fencepost.model.run import RunRecord, State
 from fencepost.model.slot import RunKey
 from fencepost.stores.sqlite_schema import CREATE
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATEMENTS = {
-    "claim": sql.CLAIM_FREE,
+    "claim": "SELECT 1 WHERE " + re.sub(r"NEW\.\w+", "?", CLAIMABLE),
     "finish": sql.FINISH,
+    "silent finish": sql.FINISH_SILENT,
     "find": sql.FIND,
     "live": sql.FIND_LIVE,
     "has": sql.HAS,

@@ -16,7 +16,7 @@ from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.ending import UNFINISHED, Settled
 from fencepost.model.item import ItemState
 from fencepost.model.lease import Holder, View
-from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil
+from fencepost.model.policy import OnLoss, Overlap, Policy, Retry, RetryUntil
 from fencepost.model.run import TABLE, State
 from fencepost.model.slot import RunKey
 from fencepost.stores.memory import MemoryStore
@@ -55,6 +55,8 @@ policies = st.fixed_dictionaries(
         "max_losses": st.sampled_from((1, 5)),
         "loss_pause": st.sampled_from((1.0, 64.0)),
         "start_deadline": st.sampled_from((None, 10.0)),
+        "timeout": st.sampled_from((None, 30.0, 3600.0)),
+        "retry": st.sampled_from((Retry(1), Retry(2, base=8.0, jitter=False))),
     }
 ).map(lambda words: Policy(**words))
 reports = st.builds(
@@ -89,6 +91,7 @@ commands = st.one_of(
     *[st.tuples(st.just("claim"), keys, policies, st.sampled_from((*LOCKS, "")), who)] * 4,
     *[st.tuples(st.just("pass"), st.sampled_from((0.5, 5.0, 31.0, 70.0)))] * 2,
     st.tuples(st.just("beat"), who, reports),
+    st.tuples(st.just("hand_over"), who, st.sampled_from((20.0, 60.0))),
     st.tuples(st.just("save"), who, texts, st.sampled_from((None, 1, 2)), reports),
     st.tuples(st.just("begin"), who, st.sampled_from(SCOPES), some_items, st.booleans()),
     st.tuples(st.just("end"), who, st.sampled_from(SCOPES), ends, st.sampled_from(CALLS)),
@@ -137,6 +140,10 @@ def claim(cluster: Cluster, said: Said, key: RunKey, policy: Policy, lock: str, 
 
 def beat(cluster: Cluster, said: Said, n: int, report: Report) -> object:
     return by(cluster, said, n, lambda ledger, own: ledger.beat(own, ttl=30.0, report=report))
+
+
+def hand_over(cluster: Cluster, said: Said, n: int, ttl: float) -> object:
+    return by(cluster, said, n, lambda ledger, own: ledger.hand_over(own, ttl=ttl))
 
 
 def save(
@@ -221,6 +228,7 @@ VERBS: dict[str, Callable[..., object]] = {
     "claim": claim,
     "pass": lambda cluster, _, seconds: cluster.clocks.advance(seconds),
     "beat": beat,
+    "hand_over": hand_over,
     "save": save,
     "begin": begin,
     "end": end,

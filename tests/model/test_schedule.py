@@ -5,7 +5,7 @@ import pickle
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -14,7 +14,17 @@ from hypothesis import example, given, settings, strategies as st
 
 import fencepost
 from fencepost.errors import BadSchedule
-from fencepost.model.schedule import At, Cron, Every, doubtful, due_slot, schedule_of
+from fencepost.model.dates import Pattern
+from fencepost.model.schedule import (
+    At,
+    Cron,
+    Every,
+    EveryAfter,
+    doubtful,
+    due_slot,
+    schedule_of,
+    upcoming,
+)
 
 if TYPE_CHECKING:
     from fencepost.model.schedule import Schedule
@@ -106,8 +116,8 @@ def walls(zone: str, start: int, end: int) -> list[tuple[int, datetime]]:
 
 def slow(fields: tuple[Part, ...], zone: str, start: int, end: int) -> list[int]:
     """Return the slots by looking at the clocks each minute, without knowing why they change."""
-    minute, hour, *_ = fields
-    if minute.text[0] == "*" or hour.text[0] == "*" or len(hour.values) == 24:
+    hour = fields[1]
+    if hour.text[0] == "*" or len(hour.values) == 24:
         return [second for second, wall in walls(zone, start, end) if matches(wall, fields)]
     # A time is due when the clocks first show it, or something later.
     found, highest = [], datetime.min  # noqa: DTZ901 -- what clocks show has no zone
@@ -242,11 +252,13 @@ def test_a_time_that_comes_twice_is_due_at_the_first() -> None:
     assert found == ["10-27 02:30+0200", "10-28 02:30+0100"]
 
 
-@pytest.mark.parametrize("expression", ["30 * * * *", "30 0-23 * * *", "@hourly"])
+@pytest.mark.parametrize(
+    "expression", ["30 * * * *", "30 0-23 * * *", "@hourly", "5 5,* * * *", "7 H/1 * * *"]
+)
 def test_hourly_patterns_are_due_every_hour_whatever_the_clocks_do(expression: str) -> None:
     for day in ("2024-03-31", "2024-10-27"):
         start = at(f"{day}T00:00Z")
-        found = list(Cron(expression, "Europe/Berlin").between(start, start + DAY))
+        found = list(Cron(expression, "Europe/Berlin", spread="job").between(start, start + DAY))
         assert len(found) == 24
         assert {two - one for one, two in pairwise(found)} == {HOUR}
 
@@ -269,6 +281,38 @@ def test_a_million_intervals_do_not_drift() -> None:
         slot = schedule.after(start + 7 * (k - 1))
         assert slot == start + 7 * k
     assert slot == start + 7 * 10**6
+
+
+def test_a_delay_counts_from_the_end_of_the_last_run() -> None:
+    schedule = EveryAfter("15m")
+    assert schedule.after_end(1000.9) == schedule.after(1000.9) == 1900
+    assert type(schedule.after_end(1000.9)) is int
+
+
+def test_a_delay_has_no_calendar() -> None:
+    schedule = EveryAfter("1s")
+    assert schedule.latest(5000) is None
+    assert list(schedule.between(0, FOREVER)) == []
+    assert schedule.contains(0)
+    assert schedule.contains(5001)
+    assert not schedule.contains(-1)
+    assert due_slot(schedule, 5000) is None
+    assert schedule.after(FOREVER) is None
+
+
+@pytest.mark.parametrize("interval", [0, -5, "500ms", "9000d", "15", True, FOREVER])
+def test_a_delay_that_cannot_be_is_refused(interval: float | str) -> None:
+    with pytest.raises(BadSchedule, match=r"^every after is"):
+        EveryAfter(interval)
+
+
+def test_what_is_coming_is_listed_as_far_as_it_is_known() -> None:
+    assert upcoming(Every(10), after=5, count=3) == [10, 20, 30]
+    assert upcoming(Every(10), after=10, count=0) == []
+    assert upcoming(At(10), after=5, count=3) == [10]
+    assert upcoming(At(10), after=10, count=3) == []
+    assert upcoming(EveryAfter(10), after=5.5, count=3) == [15]
+    assert upcoming(EveryAfter(10), after=5.5, count=0) == []
 
 
 def test_an_anchor_counts_in_both_directions() -> None:
@@ -298,18 +342,19 @@ def test_the_ends_of_the_calendar_are_no_errors(schedule: Schedule) -> None:
 
 
 def test_the_latest_slot_after_ten_years_is_found_without_walking_there() -> None:
-    schedule = Cron("* * * * *", "Europe/Berlin")
-    steps = 0
+    schedule, steps = Cron("* * * * *", "Europe/Berlin"), 0
 
-    class Counted(CronSim):
-        def tick(self, seconds: int = 1) -> None:
+    class Counted(Pattern):
+        __slots__ = ()
+
+        def last(self, local: int) -> int | None:
             nonlocal steps
             steps += 1
-            super().tick(seconds)
+            return super().last(local)
 
-    schedule._back.__class__ = Counted
+    object.__setattr__(schedule.pattern, "__class__", Counted)
     assert schedule.latest(at("2036-01-20T02:00:30Z")) == at("2036-01-20T02:00Z")
-    assert steps < 10
+    assert steps == 1
 
 
 @pytest.mark.parametrize(
@@ -320,6 +365,18 @@ def test_the_latest_slot_after_ten_years_is_found_without_walking_there() -> Non
         (Cron("0 9 * * MON-FRI"), Cron("0 9 * * 1,2,3,4,5")),
         (Cron("0 9 * * sun"), Cron("0 9 * * 7")),
         (Cron("0 */12 * * *"), Cron("0 0,12 * * *")),
+        (Cron("0 */2 * * *", "Europe/Berlin"), Cron("0 0-23/2 * * *", "Europe/Berlin")),
+        (Cron("0 */2 * * *", "Europe/Berlin"), Cron("0 00-23/2 * * *", "Europe/Berlin")),
+        (Cron("0 */2 * * *", "Europe/Berlin"), Cron("0 0/2 * * *", "Europe/Berlin")),
+        (Cron("0 0 1-31 * 1"), Cron("0 0 * * *")),  # either day is any day
+        (Cron("0 0 */2 * 1"), Cron("0 0 */2 * 1", day_match="and")),
+        (Cron("0 2 * * *", dst_gap="skip", dst_fold="both"), Cron("0 2 * * *")),
+        (Cron("0 2 * * *", spread="a"), Cron("0 2 * * *", spread="b")),
+        (
+            Cron("0 * * * *", "Asia/Tokyo", dst_fold="both"),
+            Cron("0 0-23 * * *", "Asia/Tokyo", dst_gap="skip"),
+        ),
+        (EveryAfter("15m"), EveryAfter(900)),
         (Every("15m"), Every(900, anchor=900)),
         (Every("1h", anchor=60), Every(timedelta(hours=1), phase=60)),
         (At(0), At("1970-01-01T00:00:00Z")),
@@ -338,13 +395,21 @@ def test_the_same_in_other_words_is_equal(one: Schedule, two: Schedule) -> None:
         (Cron("0 */12 * * *", "Europe/Berlin"), Cron("0 0,12 * * *", "Europe/Berlin")),
         (Every("15m"), Every("15m", phase=1)),
         (Every(1), At(0)),
+        (Every("15m"), EveryAfter("15m")),
+        (Cron("0 2 * * *"), Cron("0 2 * * *", second=1)),
+        (Cron("0 2 1 * 1"), Cron("0 2 1 * 1", day_match="and")),
+        (Cron("0 2 * * *", "Asia/Tokyo"), Cron("0 2 * * *", "Asia/Tokyo", dst_gap="skip")),
+        (Cron("0 2 * * *", "Asia/Tokyo"), Cron("0 2 * * *", "Asia/Tokyo", dst_fold="second")),
+        (Cron("0 2 * * *", "Asia/Tokyo"), Cron("0 2 * * *", "Asia/Tokyo", dst_fold="both")),
     ],
 )
 def test_what_differs_in_some_slot_is_not_equal(one: Schedule, two: Schedule) -> None:
     assert one != two
 
 
-@pytest.mark.parametrize("schedule", [Cron("0 2 * * *", "Europe/Berlin"), Every("1h"), At(5)])
+@pytest.mark.parametrize(
+    "schedule", [Cron("0 2 * * *", "Europe/Berlin"), Every("1h"), EveryAfter("1h"), At(5)]
+)
 def test_schedules_are_values(schedule: Schedule) -> None:
     for same in (
         copy.copy(schedule),
@@ -363,6 +428,12 @@ def test_schedules_are_values(schedule: Schedule) -> None:
     [
         (Cron("0  2 * * *", "Europe/Berlin"), "cron '0 2 * * *' in Europe/Berlin"),
         (Cron("@daily"), "cron '@daily' in UTC"),
+        (
+            Cron("0 2 1 * 1", "Asia/Tokyo", second=5, day_match="and", dst_fold="both"),
+            "cron '0 2 1 * 1' in Asia/Tokyo with second=5, day_match='and', dst_fold='both'",
+        ),
+        (Cron("0 2 */2 * 1"), "cron '0 2 */2 * 1' in UTC"),
+        (EveryAfter("15m"), "15 min after the last run"),
         (Every("15m"), "every 15 min"),
         (Every("1h30m", phase=20), "every 90 min, shifted by 20 s"),
         (Every("1d"), "every 1 d"),
@@ -377,18 +448,22 @@ def test_schedules_read_as_people_say_them(schedule: Schedule, said: str) -> Non
 @pytest.mark.parametrize(
     ("expression", "sentence"),
     [
-        ("*/10 * * * * *", "seconds are not in the cron string, use Every"),
+        ("*/10 * * * * *", "seconds are not in the cron string, say second=30 beside"),
         ("", "has 0 fields: write five"),
         ("0 2 * *", "has 4 fields: write five"),
         ("61 * * * *", "has a bad minute, '61': write numbers"),
         ("0 24 * * *", "has a bad hour, '24'"),
         ("0 0 0 * *", "has a bad day-of-month, '0'"),
-        ("0 0 31 2 *", "has a bad day-of-month, '31': write numbers"),
+        ("0 0 31 2 *", "is never due: no month '2' has a day 31"),
         ("0 0 * foo *", "has a bad month, 'FOO'"),
         ("0 0 * * 8", "has a bad day-of-week, '8'"),
         ("0 0 * 2 MON#5", "is not due within 8 years: check its days and months"),
         ("0 0 29 2 */7", "is not due within 8 years"),
-        ("@reboot", "is unknown: write five fields, or one of @yearly"),
+        ("0 0 32 * *", "has a bad day-of-month, '32': write numbers"),
+        ("0 0 31 4,6,9 *", "is never due: no month '4,6,9' has a day 31"),
+        ("@reboot", "is no time: what each start of a program needs"),
+        ("@fortnightly", "is unknown: write five fields, or one of @yearly"),
+        ("H 2 * * *", "has an H for its minute, but no name to spread by: give spread="),
         ("CRON_TZ=Asia/Tokyo 0 2 * * *", "say it with tz="),
         (None, "cron is None: give text such as"),
     ],
@@ -484,6 +559,54 @@ def test_a_job_says_its_schedule_in_one_way() -> None:
         schedule_of(cron="0 2 * * *", every="15m")
 
 
+def test_a_job_says_the_words_of_cron_beside_it() -> None:
+    made = schedule_of(
+        cron="H 2 1 * 1",
+        tz="Europe/Berlin",
+        second=5,
+        day_match="and",
+        dst_gap="skip",
+        dst_fold="both",
+        spread="billing",
+    )
+    assert made == Cron(
+        "H 2 1 * 1",
+        "Europe/Berlin",
+        spread="billing",
+        second=5,
+        day_match="and",
+        dst_gap="skip",
+        dst_fold="both",
+    )
+    assert schedule_of(every=EveryAfter("15m"), spread="billing") == EveryAfter(900)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"every": "15m", "second": 5}, "second is 5, but every 15 min would not follow it"),
+        ({"every": EveryAfter(9), "dst_gap": "skip"}, "dst_gap is 'skip', but 9 s after the last"),
+        ({"at": 5, "dst_fold": "both"}, "dst_fold is 'both', but once at"),
+        ({"day_match": "and"}, "day_match is 'and', but no cron is there to follow it"),
+        ({"cron": Cron("0 2 * * *"), "second": 5}, "say it inside of Cron(…)"),
+        ({"cron": "0 2 * * *", "second": 60}, "second is 60: give a whole number from 0 to 59"),
+        ({"cron": "0 2 * * *", "second": True}, "second is True: give a whole number"),
+        ({"cron": "0 2 * * *", "second": 0.5}, "second is 0.5: give a whole number"),
+        ({"cron": "0 2 * * *", "day_match": "xor"}, "day_match is 'xor': it must be 'or' or 'and'"),
+        ({"cron": "0 2 * * *", "dst_gap": "run"}, "dst_gap is 'run': it must be 'shift' or 'skip'"),
+        ({"cron": "0 2 * * *", "dst_fold": 1}, "it must be 'first' or 'second' or 'both'"),
+        ({"cron": 5}, "cron is 5: give text"),
+        ({"every": EveryAfter(9), "tz": "Asia/Tokyo"}, "tz is 'Asia/Tokyo', which 9 s after"),
+    ],
+)
+def test_words_that_do_not_go_together_are_refused_with_a_sentence(
+    words: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(BadSchedule) as refused:
+        schedule_of(**words)
+    assert sentence in str(refused.value)
+
+
 def test_a_zone_that_would_not_be_followed_is_refused() -> None:
     with pytest.raises(BadSchedule, match="which every 1 d would not follow"):
         schedule_of(every="1d", tz="Europe/Berlin")
@@ -537,7 +660,11 @@ def test_no_tolerance_makes_a_trigger_on_time_mean_another_slot(
         (Cron("0 9 1 * MON"), "did you mean both?"),
         (Cron("0 0 31 * *"), "leaves out months without a day 31: write L"),
         (Cron("0 0 30 * *"), "leaves out months without a day 30"),
+        (Cron("0 0 30 1,2 *"), "leaves out months without a day 30"),
+        (Cron("0 0 29 * *"), "leaves out months without a day 29"),
+        (Cron("0 0 29 2 *"), "is due in leap years only: write L"),
         (Every("5s"), "every 5 s is often"),
+        (EveryAfter("5s"), "5 s after the last run is often"),
     ],
 )
 def test_what_is_probably_a_mistake_is_doubted(schedule: Schedule, hint: str) -> None:
@@ -555,8 +682,9 @@ def test_what_is_probably_a_mistake_is_doubted(schedule: Schedule, hint: str) ->
         Cron("* 9-17 * * MON-FRI"),
         Cron("*/5 9 * * *"),
         Cron("0 0 L * *"),
-        Cron("0 0 29 2 *"),
+        Cron("0 0 29,L 2 *"),
         Cron("0 0 31 1,3 *"),
+        Cron("0 9 13 * FRI", day_match="and"),
         Cron("0 0 28 * *"),
         Every("10s"),
         At(0),
@@ -568,3 +696,4 @@ def test_what_is_plain_is_not_doubted(schedule: Schedule) -> None:
 
 def test_schedules_are_public_names() -> None:
     assert (fencepost.Cron, fencepost.Every, fencepost.At) == (Cron, Every, At)
+    assert fencepost.EveryAfter is EveryAfter

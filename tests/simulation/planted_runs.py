@@ -34,7 +34,7 @@ def served_by(kind: type[MemoryLedger]) -> RunParts:
 
 class FinishesForAnybody(MemoryLedger):
     def _ours(self, attempt: Attempt, what: str) -> RunRecord:
-        run = self._books.runs[attempt.key]
+        run = self.books.runs[attempt.key]
         if what == "finish" and run.state is State.RUNNING:
             return run
         return super()._ours(attempt, what)
@@ -49,12 +49,12 @@ class CountsAfterwards(MemoryLedger):
         assert claimed.run is not None
         if decision.adopted:
             return claimed
-        run = self._put(claimed.run._replace(starts=claimed.run.starts - 1))
+        run = self.put(claimed.run._replace(starts=claimed.run.starts - 1))
         return claimed._replace(run=run)
 
     async def finish(self, attempt: Attempt, settled: Settled, **report: Report) -> RunRecord:
         run = await super().finish(attempt, settled, **report)
-        return run if run.state.terminal else self._put(run._replace(starts=run.starts + 1))
+        return run if run.state.terminal else self.put(run._replace(starts=run.starts + 1))
 
 
 # 3. "UPDATE runs SET cursor = :cursor WHERE id = :id"
@@ -62,7 +62,7 @@ class CountsAfterwards(MemoryLedger):
 
 class SavesForAnybody(MemoryLedger):
     def _ours(self, attempt: Attempt, what: str) -> RunRecord:
-        run = self._books.runs[attempt.key]
+        run = self.books.runs[attempt.key]
         if what == "save" and not run.state.terminal:
             return run
         return super()._ours(attempt, what)
@@ -73,16 +73,16 @@ class SavesForAnybody(MemoryLedger):
 
 class LastWordWins(MemoryLedger):
     def _ours(self, attempt: Attempt, what: str) -> RunRecord:
-        run = self._books.runs[attempt.key]
+        run = self.books.runs[attempt.key]
         if what == "finish" and run.state is State.CANCELLED:
             return run
         return super()._ours(attempt, what)
 
-    def _put(self, run: RunRecord) -> RunRecord:
-        before = self._books.runs.get(run.key)
+    def put(self, run: RunRecord) -> RunRecord:
+        before = self.books.runs.get(run.key)
         if before is None or before.state is not State.CANCELLED:
-            return super()._put(run)
-        self._books.runs[run.key] = run
+            return super().put(run)
+        self.books.runs[run.key] = run
         return run
 
 
@@ -99,9 +99,9 @@ class EndsForAnybody(MemoryLedger):
         call: str | None = None,
     ) -> None:
         for item, state, error in items:
-            known = self._books.items.get((scope, item))
+            known = self.books.items.get((scope, item))
             if known is not None:
-                self._books.items[scope, item] = known._replace(state=state, error=error)
+                self.books.items[scope, item] = known._replace(state=state, error=error)
 
 
 # 6. A take-over renews the lease that was there, token and all.
@@ -134,7 +134,7 @@ class StartsOver(MemoryLedger):
         assert claimed.run is not None
         if decision.adopted:
             return claimed
-        return claimed._replace(run=self._put(claimed.run._replace(checkpoint=None)))
+        return claimed._replace(run=self.put(claimed.run._replace(checkpoint=None)))
 
 
 # 8. A lost attempt is a failed one, and failed ones are tried again: "at most once", twice.
@@ -146,7 +146,7 @@ class TriesAgainAfterALoss(MemoryLedger):
         run = claimed.run
         if claimed.verdict is not Verdict.ENDED or run is None or run.reason != "lost":
             return claimed
-        self._books.runs[run.key] = run._replace(state=State.PENDING, reason="", ended_at=0.0)
+        self.books.runs[run.key] = run._replace(state=State.PENDING, reason="", ended_at=0.0)
         facts = self._facts(want)
         if facts.standings[run.lease].held:
             return claimed

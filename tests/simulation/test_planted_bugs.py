@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 from planted import PLANTED
+from planted_clusters import PLANTED as PLANTED_IN_CLUSTERS
 from planted_runs import PLANTED as PLANTED_IN_RUNS
 
 from fencepost.flows import keep
+from fencepost.ledger import registering
 from fencepost.model import lease
 from fencepost.testing.checker import check
+from fencepost.testing.cluster_checker import check_cluster
 from fencepost.testing.run_checker import check_runs
 from fencepost.testing.simulator.cluster import Parts, simulate
+from fencepost.testing.simulator.deploys import simulate_deploys
 from fencepost.testing.simulator.runs import RunParts, simulate_race, simulate_runs
+from fencepost.testing.simulator.serving import ServingParts, simulate_clusters
 
 WITHIN = 1000
 
@@ -27,6 +32,28 @@ def test_a_bug_that_is_planted_in_a_ledger_is_caught(rule: str, parts: RunParts)
         violation.rule == rule
         for seed in range(WITHIN)
         for violation in check_runs(simulate_runs(seed, parts=parts))
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "parts"), PLANTED_IN_CLUSTERS.values(), ids=PLANTED_IN_CLUSTERS.keys()
+)
+def test_a_bug_that_is_planted_in_a_planner_is_caught(rule: str, parts: ServingParts) -> None:
+    assert any(
+        violation.rule == rule
+        for seed in range(WITHIN)
+        for violation in check_cluster(simulate_clusters(seed, parts=parts))
+    )
+
+
+def test_a_cluster_that_takes_an_outage_for_the_end_of_a_version_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registering, "_QUIET", float("inf"))
+    assert any(
+        violation.rule == "one version"
+        for seed in range(WITHIN)
+        for violation in check_cluster(simulate_deploys(seed))
     )
 
 

@@ -32,7 +32,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, str], list[E
 def test_clean_seeds_end_with_one_line_and_zero(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--seeds", "5", "--jobs", "1"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("5 seeds of leases, runs, races: 0 violations, ")
+    assert out.startswith(f"5 seeds of {', '.join(command.SIMULATIONS)}: 0 violations, ")
     assert out.count("\n") == 1
     assert err == ""
 
@@ -102,6 +102,6 @@ def test_a_broken_promise_about_a_run_is_explained_with_what_happened_to_it(
     monkeypatch.setattr(runs, "MEMORY", parts)
     assert main(["simulate", "--of", "runs", "--seeds", "20", "--jobs", "1"]) == 1
     out, _ = capsys.readouterr()
-    assert re.search(r"seed \d+ of runs: (tokens grow|newest wins): job\d@", out)
+    assert re.search(r"seed \d+ of runs: (tokens grow|newest wins): '?job\d[@#]", out)
     assert "claimed" in out
     assert "replay: fencepost simulate --of runs --first " in out

@@ -46,7 +46,7 @@ def test_what_is_found_does_not_depend_on_how_many_look_for_it() -> None:
     alone, together = (
         json.loads(
             subprocess.run(
-                [*COMMAND, "simulate", "--seeds", "250", "--json", "--jobs", jobs],
+                [*COMMAND, "simulate", "--seeds", "120", "--json", "--jobs", jobs],
                 capture_output=True,
                 check=True,
             ).stdout

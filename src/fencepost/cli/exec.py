@@ -10,7 +10,6 @@ its own, so that no key press can end it before its wrapper knows.
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
@@ -22,7 +21,7 @@ from fencepost.flows.acquire import acquire
 from fencepost.flows.command import oversee
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
-from fencepost.model.command import SHORTEST_TTL, must_end, notice_of
+from fencepost.model.command import SHORTEST_TTL, code_of_failure, must_end, notice_of
 from fencepost.model.duration import positive, seconds, shown
 from fencepost.model.lease import Holder, checked_ttl
 from fencepost.model.name import checked, permits
@@ -30,7 +29,7 @@ from fencepost.model.named import NamedTuple
 from fencepost.version import VERSION
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from fencepost.world.guardian import FORWARDED, start
+from fencepost.world.guardian import FORWARDED, marked, start
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
 HELD, NO_STORE = 75, 69
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def register(subparsers: Subparsers) -> None:
@@ -178,7 +176,7 @@ class _Errand:
         try:
             command = self._command = start(
                 wanted.command,
-                environment=environment_of(hold),
+                environment=marked(name=hold.name, token=hold.token, nonce=hold.nonce),
                 nonce=hold.nonce,
                 lifeline=getattr(self._store, "lifeline", _none)(),
                 until=must_end(hold.trust, ends=hold.ends, notice=notice),
@@ -253,11 +251,6 @@ def _wanted(args: argparse.Namespace) -> Wanted:
     )
 
 
-def code_of_failure(number: int) -> int:
-    """Return the exit code of a shell for a command that could not be started."""
-    return NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE
-
-
 def _refuse_words_of_jobs(args: argparse.Namespace) -> None:
     """Refuse words that would be without effect, rather than let them be believed in."""
     words = ("tz", "overlap", "retry", "retry_pause", "timeout", "on_loss")
@@ -269,19 +262,6 @@ def _refuse_words_of_jobs(args: argparse.Namespace) -> None:
             f"--{given.replace('_', '-')} is for the run of a job: say which slot with --slot, "
             "--cron, --every or --manual"
         )
-
-
-def environment_of(hold: Hold) -> dict[str, str]:
-    """Return what the command gets to know, and the mark by which its children are recognised."""
-    environment = dict(os.environ)
-    outer = environment.get("FENCEPOST_NONCE")
-    if outer:  # a command within a command answers to both guards
-        within = environment.get("FENCEPOST_WITHIN")
-        environment["FENCEPOST_WITHIN"] = f"{within},{outer}" if within else outer
-    environment["FENCEPOST_NAME"] = hold.name
-    environment["FENCEPOST_TOKEN"] = str(hold.token)
-    environment["FENCEPOST_NONCE"] = hold.nonce
-    return environment
 
 
 def _who_has_it(held: LeaseHeld, *, now: float) -> str:

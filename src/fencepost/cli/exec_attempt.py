@@ -8,28 +8,23 @@ no record of its end: whoever comes next decides.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 
-from fencepost.cli.exec import code_of_failure, environment_of
-from fencepost.cli.exec_lines import OUTPUT
 from fencepost.cli.main import WRONG, say
-from fencepost.errors import FencepostError, RunTimedOut
+from fencepost.errors import RunTimedOut
 from fencepost.flows.acquire import Granted
-from fencepost.flows.attempt import RELEASED, conclude, say as tell
+from fencepost.flows.attempt import RELEASED, conclude, keep_output, say as tell
 from fencepost.flows.command import oversee
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
-from fencepost.model.command import must_end
+from fencepost.model.command import code_of_failure, must_end
 from fencepost.model.ending import Ending
 from fencepost.model.kept import encoded
 from fencepost.model.output import Excerpt
 from fencepost.model.policy import OnLoss
 from fencepost.model.run import State
 from fencepost.model.secrets import redacted
-from fencepost.model.slot import shown as instant
-from fencepost.version import VERSION
+from fencepost.world.exited import account_of, environment_for, why_failed
 from fencepost.world.guardian import start
 from fencepost.world.output import Tee
 
@@ -102,7 +97,7 @@ class CommandAttempt:
         stop_at, strike_at = self._stop()
         command = start(
             errand.wanted.command,
-            environment=self._environment(),
+            environment=environment_for(self._course.run),
             nonce=hold.nonce,
             lifeline=getattr(errand.ledger.leases, "lifeline", _none)(),
             until=(min(ask_at, stop_at), min(kill_at, strike_at)),
@@ -112,16 +107,6 @@ class CommandAttempt:
         )
         tee.begin()
         return command
-
-    def _environment(self) -> dict[str, str]:
-        """Return what the command gets to know."""
-        run = self._course.run
-        return environment_of(self._hold) | {
-            "FENCEPOST_RUN_ID": str(run.key),
-            "FENCEPOST_SLOT": instant(run.key.slot),
-            "FENCEPOST_ATTEMPT": str(run.attempt),
-            "FENCEPOST_IDEMPOTENCY_KEY": str(run.key),
-        }
 
     def _stop(self) -> tuple[float, float]:
         """Return when the command is asked to end and when it is killed, whatever its lease."""
@@ -152,11 +137,7 @@ class CommandAttempt:
             return Ending(State.TIMED_OUT, "timeout", error=error, again=again)
         if command.code == 0:
             return Ending(State.SUCCEEDED)
-        error = f"exit code {command.code}"
-        if command.orphaned:
-            error = "its guardian was killed"
-        elif command.signal:
-            error = f"killed by {_named(command.signal)}"
+        error = why_failed(command)
         if command.asked and course.cancelled:
             return Ending(State.CANCELLED, "cancelled", error=f"it was stopped: {error}")
         if interrupted and policy.on_loss is OnLoss.RESUME:
@@ -174,38 +155,16 @@ class CommandAttempt:
         """Write the end of the attempt to the ledger, with what the command said."""
         errand, course = self._errand, self._course
         doors = Doors(errand.world, errand.ledger)
-        result = encoded(self._result(command), what="result")
+        duration = errand.world.clocks.boottime() - self._began
+        account = account_of(command, self._excerpt, errand.secrets, duration=duration)
+        course.said = encoded(account, what="result")
         if ending.state is not State.PENDING:  # which has no result yet
-            ending = ending._replace(result=result)
+            ending = ending._replace(result=course.said)
         run = await conclude(doors, course, ending, emit=errand.emit)
         if run is None:
             errand.lost(f"{self._hold.why_lost or 'a later attempt has it'}; the command had ended")
-        elif run.result is None:  # its place is that of a later attempt's
-            with contextlib.suppress(FencepostError):  # its end is recorded already
-                token = course.attempt.token
-                await doors.ledger.note(course.attempt.key, OUTPUT, token=token, detail=result)
+        await keep_output(doors, course, run)
         return run
-
-    def _result(self, command: Guarded | None) -> dict[str, object]:
-        ran = command if command is not None and not command.failed else None
-        signum = 0 if ran is None else ran.signal
-        return {
-            "exit_code": None if ran is None or signum else ran.code,
-            "signal": _named(signum) if signum else None,
-            "duration": round(self._errand.world.clocks.boottime() - self._began, 3),
-            "output": self._excerpt.text(self._errand.secrets),
-            "output_bytes": self._excerpt.total,
-            "output_left_out": self._excerpt.left_out,
-            "host": os.uname().nodename,
-            "version": VERSION,
-        }
-
-
-def _named(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:  # those without a name
-        return f"signal {signum}"
 
 
 def _none() -> None:

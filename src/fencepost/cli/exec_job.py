@@ -21,16 +21,16 @@ from fencepost.errors import FencepostError, Misuse
 from fencepost.flows.course import Doors
 from fencepost.flows.keep import LONGEST_SILENCE
 from fencepost.flows.trigger import Errand, trigger
-from fencepost.jobs import Declared, declare, run_key
+from fencepost.jobs import Declared, Words, declare, run_key
 from fencepost.ledger.open import ledger_of
 from fencepost.model.claim import Want
 from fencepost.model.lease import Holder
 from fencepost.model.policy import Retry
-from fencepost.model.secrets import secrets_of
 from fencepost.model.slot import RunKey, parsed
 from fencepost.model.tier import Tier
 from fencepost.version import VERSION
 from fencepost.world.blocking import BlockingWorld
+from fencepost.world.exited import known_secrets
 from fencepost.world.flow import finish
 from fencepost.world.guardian import FORWARDED
 
@@ -110,9 +110,7 @@ class JobErrand:
         self._waiting, self._key = waiting, RunKey(job.name, int(waiting.clocks.wall()), manual=1)
         self.world, self.ledger = BlockingWorld(), ledger  # in which no signal cuts anything short
         self.job, self.wanted, self.emit = job, wanted, emit
-        # By its name one of our own would look like a secret, in a command within a command.
-        others = {n: v for n, v in os.environ.items() if n != "FENCEPOST_IDEMPOTENCY_KEY"}
-        self.secrets = secrets_of(others)
+        self.secrets = known_secrets(os.environ)
         self.told_to_end = 0  # the signal by which somebody stopped this program
         self._codes: dict[RunKey, int] = {}  # of the last attempt that was made here
         self._why_lost = ""
@@ -275,8 +273,9 @@ def _declared(args: argparse.Namespace, wanted: Wanted) -> Job:
         "on_loss": args.on_loss or "resume",
     }
     schedule = {"cron": args.cron, "every": args.every, "tz": args.tz or "UTC"}
-    declared = Declared(None, "process", "slot", "latest", Tier.T1, idempotent=False)
-    return declare(wanted.name, _command, declared, schedule=schedule, policy=policy)
+    declared = Declared(None, "process", "slot", Tier.T1, idempotent=False)
+    rules = {"catchup": "latest", "start_deadline": None}
+    return declare(wanted.name, _command, Words(declared, schedule, rules, policy))
 
 
 def _retry(args: argparse.Namespace) -> Retry | None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fencepost.model.outcome import Outcome
     from fencepost.model.run import RunRecord
 
-# The event with what an attempt said whose run went on; its record has only the last one's words.
-OUTPUT = "attempt_output"
 _REASONS = {
     "lock_held": "another run was active",
     "waiting_full": "another one waits already",

@@ -1,4 +1,4 @@
-"""``fencepost list`` shows the jobs that a ledger knows; ``resume`` lets one run again."""
+"""``fencepost list`` shows the jobs that a ledger knows, and how each stands."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ import time
 
 from fencepost.cli.asking import asked
 from fencepost.cli.main import FINE
-from fencepost.cli.reading import job_called, ledger_at, say_there_is_none
-from fencepost.cli.showing import plain, print_json, print_table, when
+from fencepost.cli.reading import ledger_at, say_there_is_none
+from fencepost.cli.showing import brief, plain, print_json, print_table, when
 from fencepost.model.run import public
+from fencepost.model.slot import shown as instant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from fencepost.ledger.api import JobRecord
+    from fencepost.model.definition import JobRecord
     from fencepost.model.run import RunRecord
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
-_HEADINGS = ("JOB", "SCHEDULE", "OVERLAP", "LAST RUN", "STATE", "QUARANTINED", "PAUSED")
+_HEADINGS = (
+    *("JOB", "SCHEDULE", "OVERLAP", "LAST RUN", "STATE", "NEXT DUE"),
+    *("QUARANTINED", "PAUSED", "ORPHANED", "RETIRED"),
+)
 
 
 def register(subparsers: Subparsers) -> None:
-    """Add the verbs ``list`` and ``resume``."""
+    """Add the verb ``list``."""
     parser = subparsers.add_parser("list", help="show the jobs that the ledger knows")
     parser.set_defaults(run=list_)
-    parser = subparsers.add_parser("resume", help="release a job from quarantine")
-    parser.add_argument("job", metavar="JOB")
-    parser.set_defaults(run=resume)
 
 
 def list_(args: argparse.Namespace) -> int:
@@ -51,21 +52,6 @@ def list_(args: argparse.Namespace) -> int:
     return FINE
 
 
-def resume(args: argparse.Namespace) -> int:
-    """Release a job from quarantine."""
-    with ledger_at(args) as ledger:
-        job = job_called(args.job, ledger)
-        assert ledger is not None, "where there is a job there is a ledger"
-        lifted = asked(ledger.lift(job.job))
-    if args.json:
-        print_json({"job": job.job, "resumed": lifted, "quarantined_by": job.quarantined or None})
-    elif lifted and not args.quiet:
-        print(f"job {job.job!r} is out of quarantine: its next slot runs")
-    elif not args.quiet:
-        print(f"job {job.job!r} was not in quarantine; nothing changed")
-    return FINE
-
-
 def described(job: JobRecord) -> dict[str, Any]:
     """Return what programs may know of a job."""
     definition = json.loads(job.definition)
@@ -75,6 +61,12 @@ def described(job: JobRecord) -> dict[str, Any]:
         "overlap": definition.get("overlap"),
         "quarantined": job.quarantined or None,
         "paused": job.paused or None,
+        "paused_until": instant(int(job.paused_until)) if job.paused_until else None,
+        "orphaned_at": job.orphaned_at or None,
+        "retired": job.retired or None,
+        "next_due": None if job.next_due is None else instant(int(job.next_due)),
+        "epoch": job.epoch or None,
+        "stored": job.stored,
         "definition": definition,
     }
 
@@ -91,6 +83,22 @@ def _row(job: JobRecord, last: RunRecord | None, *, now: float) -> tuple[str, ..
         facts["overlap"] or "",
         "never" if last is None else when(last.started_at or last.created_at, now=now),
         "" if last is None else last.state.value,
+        next_due(job, now=now),
         f"by {plain(job.quarantined)}" if job.quarantined else "",
-        plain(job.paused),
+        paused(job),
+        when(job.orphaned_at, now=now),
+        brief(job.retired),
     )
+
+
+def next_due(job: JobRecord, *, now: float) -> str:
+    """Return when a job is due next; nothing if that is in nobody's hands."""
+    if job.next_due is None or job.retired or job.barred:
+        return ""
+    return when(max(job.next_due, job.paused_until), now=now)
+
+
+def paused(job: JobRecord) -> str:
+    """Return why a job is paused, and until when."""
+    until = f" until {instant(int(job.paused_until))}" if job.paused_until else ""
+    return f"{brief(job.paused)}{until}" if job.paused else ""

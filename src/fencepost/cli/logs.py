@@ -6,7 +6,6 @@ import json
 import time
 
 from fencepost.cli.asking import asked
-from fencepost.cli.exec_lines import OUTPUT
 from fencepost.cli.main import FINE
 from fencepost.cli.reading import ledger_at
 from fencepost.cli.showing import block, bold, plain, print_json, when
@@ -14,6 +13,7 @@ from fencepost.errors import UnknownRun
 from fencepost.model.duration import shown
 from fencepost.model.item import ItemState
 from fencepost.model.named import NamedTuple
+from fencepost.model.output import OUTPUT
 from fencepost.model.run import State, public
 from fencepost.model.slot import parsed
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from fencepost.ledger.api import JobRecord, Ledger
+    from fencepost.ledger.api import Ledger
+    from fencepost.model.definition import JobRecord
     from fencepost.stores.api import LeaseStore
 
 _KNOWN = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'fencepost_run'"

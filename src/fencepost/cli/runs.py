@@ -1,4 +1,4 @@
-"""``fencepost runs`` and ``slots`` show what became of slots; ``cancel`` ends one of their runs."""
+"""``fencepost runs`` shows the newest runs; ``cancel`` ends one of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from fencepost.cli.showing import brief, print_json, print_table, when
 from fencepost.errors import Misuse, UnknownRun
 from fencepost.model.duration import shown
 from fencepost.model.run import State, public
-from fencepost.model.slot import parsed, shown as instant
+from fencepost.model.slot import parsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
-    from fencepost.ledger.api import Ledger
     from fencepost.model.run import RunRecord
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
 _RUNS = ("RUN", "STATE", "WHY", "STARTED", "TOOK", "ATTEMPT", "LOSSES", "HOLDER")
 # Reasons to which an error adds all that there is to say.
 _SAID_BY_ERROR = ("", "error", "timeout", "not_started", "cancelled")
-_SLOTS = ("SLOT", "OUTCOME", "WHY", "BLOCKED BY", "ENDED")
 
 
 def register(subparsers: Subparsers) -> None:
-    """Add the verbs ``runs``, ``slots`` and ``cancel``."""
+    """Add the verbs ``runs`` and ``cancel``."""
     parser = subparsers.add_parser("runs", help="show the newest runs, of one job or of all")
     parser.add_argument("job", metavar="JOB", nargs="?")
     parser.add_argument("--limit", type=int, default=30, metavar="N", help="at most N (30)")
@@ -41,10 +39,6 @@ def register(subparsers: Subparsers) -> None:
         help="only those that are in it, such as failed; may be given more than once",
     )
     parser.set_defaults(run=runs)
-    parser = subparsers.add_parser("slots", help="show what became of the slots of a job")
-    parser.add_argument("job", metavar="JOB")
-    parser.add_argument("--limit", type=int, default=30, metavar="N", help="at most N (30)")
-    parser.set_defaults(run=slots)
     parser = subparsers.add_parser("cancel", help="cancel a run, or ask it to end if it runs")
     parser.add_argument("id", metavar="RUN", help="such as billing@2026-01-20T02:00:00Z")
     parser.add_argument("--force", action="store_true", help="end it now and take its token away")
@@ -54,7 +48,7 @@ def register(subparsers: Subparsers) -> None:
 
 def runs(args: argparse.Namespace) -> int:
     """Print the newest runs."""
-    limit, states = _counted(args.limit), [_state(word) for word in args.state]
+    limit, states = counted(args.limit), [_state(word) for word in args.state]
     with ledger_at(args) as ledger:
         if ledger is None and args.job is None:
             say_there_is_none(args, document=[])
@@ -71,23 +65,6 @@ def runs(args: argparse.Namespace) -> int:
         of_job = "" if job is None else f" of job {job!r}"
         which = f" that is {' or '.join(states)}" if states else ""
         print(f"there is no run{of_job}{which} yet")
-    return FINE
-
-
-def slots(args: argparse.Namespace) -> int:
-    """Print the newest slots of a job, one line each."""
-    limit = _counted(args.limit)
-    with ledger_at(args) as ledger:
-        job = job_called(args.job, ledger).job
-        assert ledger is not None, "where there is a job there is a ledger"
-        found = _newest_slots(ledger, job, limit)
-    if args.json:
-        print_json([public(run) for run in found])
-    elif found:
-        now = time.time()
-        print_table(_SLOTS, [_slot_row(run, now=now) for run in found], args)
-    elif not args.quiet:
-        print(f"no slot of job {job!r} is on record yet")
     return FINE
 
 
@@ -131,20 +108,6 @@ def _cancelled(run: RunRecord, before: RunRecord) -> str:
     )
 
 
-def _newest_slots(ledger: Ledger, job: str, limit: int) -> list[RunRecord]:
-    """Return the run that counts for each slot: its newest. A manual run is no slot's."""
-    asked_for = limit
-    while True:
-        found = asked(ledger.runs(job, limit=asked_for))
-        newest: dict[int, RunRecord] = {}
-        for run in found:
-            if not run.key.manual:
-                newest.setdefault(run.key.slot, run)
-        if len(newest) >= limit or len(found) < asked_for:
-            return list(newest.values())[:limit]
-        asked_for *= 2
-
-
 def _run_row(run: RunRecord, *, now: float) -> tuple[str, ...]:
     took = (run.ended_at or now) - run.started_at
     return (
@@ -159,12 +122,8 @@ def _run_row(run: RunRecord, *, now: float) -> tuple[str, ...]:
     )
 
 
-def _slot_row(run: RunRecord, *, now: float) -> tuple[str, ...]:
-    slot, ended = instant(run.key.slot), when(run.ended_at, now=now)
-    return slot, run.state.value, why(run), run.blocker, ended
-
-
-def _counted(limit: int) -> int:
+def counted(limit: int) -> int:
+    """Return how many are wanted, or refuse a number that makes no sense."""
     if limit < 1:
         raise Misuse(f"limit is {limit}: it must be at least 1")
     return limit

@@ -1,6 +1,7 @@
 """``fencepost simulate`` runs the production flows through storms of faults, one for each seed.
 
-There are three: of leases, of whole runs, and of a run's end that races with those who cancel it.
+There are five: of leases, of whole runs, of a run's end that races with those who cancel it, of
+clusters that serve schedules, and of deploys whose instances restart in any order.
 A seed that breaks a promise is shown with what led to it, and with the command that replays it.
 What is found does not depend on how many processes look for it.
 """
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     # How many events there were, and which seeds broke which promise first.
     Found = tuple[Stretch, int, list[tuple[int, Violation]]]
 
-SIMULATIONS = ("leases", "runs", "races")
+SIMULATIONS = ("leases", "runs", "races", "clusters", "deploys")
 _STRETCH = 100
 _BAR = 30
 
@@ -114,6 +115,12 @@ def _history(of: str, seed: int, store: str) -> list[Event]:
         from fencepost.testing.simulator.cluster import MEMORY, SQLITE, simulate
 
         return simulate(seed, parts=SQLITE if store == "sqlite" else MEMORY)
+    if of in ("clusters", "deploys"):
+        from fencepost.testing.simulator import deploys, serving
+
+        served = serving.SQLITE if store == "sqlite" else serving.MEMORY
+        serve = serving.simulate_clusters if of == "clusters" else deploys.simulate_deploys
+        return serve(seed, parts=served)
     from fencepost.testing.simulator import runs
 
     parts = runs.SQLITE if store == "sqlite" else runs.MEMORY
@@ -126,6 +133,10 @@ def _check(of: str, history: list[Event]) -> list[Violation]:
         from fencepost.testing.checker import check
 
         return check(history)
+    if of in ("clusters", "deploys"):
+        from fencepost.testing.cluster_checker import check_cluster
+
+        return check_cluster(history)
     from fencepost.testing.run_checker import check_runs
 
     return check_runs(history)

@@ -1,8 +1,8 @@
 """``fencepost status`` says on one screen how the jobs are, and in its exit code if all is well.
 
-Something is wrong with a job that is in quarantine, that did not succeed the last time it was
-tried to the end, or whose running attempt has vanished. A slot that was skipped on purpose, or
-cancelled by somebody, says nothing about the job's health.
+Something is wrong with a job that is in quarantine, that no instance knows any more, that did not
+succeed the last time it was tried to the end, or whose running attempt has vanished. A slot that
+was skipped on purpose, or cancelled by somebody, says nothing about the job's health.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from fencepost.cli.asking import asked
-from fencepost.cli.jobs import described
+from fencepost.cli.jobs import described, next_due, paused
 from fencepost.cli.main import FINE, WRONG
 from fencepost.cli.reading import job_called, ledger_at, say_there_is_none
 from fencepost.cli.runs import why
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from fencepost.ledger.api import JobRecord, Ledger
+    from fencepost.ledger.api import Ledger
+    from fencepost.model.definition import JobRecord
     from fencepost.model.run import RunRecord
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001
 
-_HEADINGS = ("JOB", "LAST RUN", "STATE", "WHY", "LAST SUCCESS")
+_HEADINGS = ("JOB", "LAST RUN", "STATE", "WHY", "LAST SUCCESS", "NEXT DUE", "STANDS")
 _TRIED = (State.SUCCEEDED, State.FAILED, State.TIMED_OUT, State.MISSED)
 _LIVE = tuple(state for state in State if not state.terminal)
 # More than a screen could show.
@@ -93,6 +94,13 @@ class JobState(NamedTuple):
                 f"{name} is in quarantine because of {self.job.quarantined}: "
                 f"`fencepost resume {name}` releases it"
             )
+        if self.job.orphaned_at and not self.job.retired:
+            found.append(
+                f"{name} is an orphan: no instance knows it any more, and its slots are missed; "
+                f"start one that does, or `fencepost retire {name} --reason …`"
+            )
+        if self.job.retired:
+            return []  # whatever became of it, it is over
         if tried is not None and tried.state is not State.SUCCEEDED:
             found.append(
                 f"{tried.key} is {tried.state.value}: {brief(tried.error or tried.reason)}"
@@ -185,7 +193,18 @@ def _row(state: JobState, *, now: float) -> tuple[str, ...]:
         "" if last is None else last.state.value,
         "" if last is None else why(last),
         "never" if success is None else when(success.ended_at, now=now),
+        next_due(state.job, now=now),
+        _stands(state.job),
     )
+
+
+def _stands(job: JobRecord) -> str:
+    """Say why nothing of a job begins, if so."""
+    if job.retired:
+        return "retired"
+    if job.paused:
+        return f"paused: {paused(job)}"
+    return job.barred
 
 
 def _running(run: RunRecord, *, now: float) -> str:

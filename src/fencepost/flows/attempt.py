@@ -7,16 +7,20 @@ was lost, and a later attempt decides; or the store is away, and the lease's end
 from __future__ import annotations
 
 from fencepost.errors import (
+    FencepostError,
     GiveUp,
     Lost,
     RetryAfter,
     RunCancelled,
+    RunRecalled,
     RunTimedOut,
 )
 from fencepost.flows.course import insist
+from fencepost.flows.handoff import ended_for_us, look_back
 from fencepost.model.ending import LONGEST_ERROR, Ending, settle
 from fencepost.model.event import JobEvent
-from fencepost.model.run import State
+from fencepost.model.output import OUTPUT
+from fencepost.model.run import HANDED_OFF, State
 from fencepost.model.secrets import redacted
 from fencepost.model.slot import shown
 
@@ -51,37 +55,67 @@ async def attempt(
 
     ``body`` returns the result as JSON text. Whoever is interrupted from outside (a signal, a
     cancelled task) gives the run back, to be resumed by the next one without blame. A forked child
-    that leaves the body ends nothing: the run is its parent's.
+    that leaves the body ends nothing: the run is its parent's. A body that has handed the run off
+    ends nothing either, unless it raises.
     """
     if course.chatty or course.run.starts > 1:
         say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
     try:
+        course.check()  # it may have waited for its turn for longer than its lease
         result = await body(course)
     except (Exception, SystemExit) as error:
         if course.foreign():
             raise
-        if course.is_lost(error):
-            say(emit, "lost", course, reason=str(error))
-            return None
-        ending = ended_by(error, course.policy.retry)
+        if not course.handed_off and course.is_lost(error):
+            return await _lost(doors, course, error, emit=emit)
+        ending = ended_by(error, course.policy.retry)._replace(result=course.said)
     except BaseException:
-        if course.foreign():
+        if course.foreign() or course.handed_off:
             raise
         # An interrupt that came when the body had already returned does not undo its work.
         done = [Ending(State.SUCCEEDED, result=result) for result in course.returned]
-        await conclude(doors, course, *done or [RELEASED], emit=emit)
+        run = await conclude(doors, course, *done or [RELEASED], emit=emit)
+        await keep_output(doors, course, run)
         raise
     else:
         if course.foreign():
             return None
+        if course.handed_off:
+            say(emit, HANDED_OFF, course)
+            return await look_back(doors, course)
         ending = Ending(State.SUCCEEDED, result=result)
-    return await _concluded(doors, course, ending, emit=emit)
+    run = await _concluded(doors, course, ending, emit=emit)
+    await keep_output(doors, course, run)
+    return run
+
+
+async def _lost(
+    doors: Doors, course: Course, error: BaseException, *, emit: Callable[[JobEvent], None]
+) -> RunRecord | None:
+    """Tell that a run was lost, unless another program has ended it for us."""
+    ended = await ended_for_us(doors, course)
+    if ended is None:
+        say(emit, "lost", course, reason=str(error))
+    return ended
+
+
+async def keep_output(doors: Doors, course: Course, run: RunRecord | None) -> None:
+    """Keep what an attempt said whose run goes on: its record has only the last one's words."""
+    if run is None or run.result is not None or course.said is None:
+        return
+    try:
+        token = course.attempt.token
+        await doors.ledger.note(course.attempt.key, OUTPUT, token=token, detail=course.said)
+    except FencepostError:
+        return  # its end is recorded already
 
 
 def ended_by(error: BaseException, retry: Retry) -> Ending:
     """Return what the error that left a body says about the attempt."""
     if isinstance(error, NothingToDo):
         return Ending(State.SKIPPED, kept_words(error.reason))
+    if isinstance(error, RunRecalled):
+        return RELEASED
     if isinstance(error, RunCancelled):
         return Ending(State.CANCELLED, "cancelled", error=str(error))
     again, text = retry.worth(error), described(error)
@@ -126,9 +160,12 @@ async def conclude(
     world = doors.world
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
-    course.ending = course.hold.ending = True
+    course.ending = True
+    course.hold.about_to_end()
 
     def ask() -> Flow[RunRecord]:
+        if doors.ends is not None:
+            return doors.ends(course.attempt, settled, course.report())
         return doors.ledger.finish(course.attempt, settled, report=course.report())
 
     try:

@@ -15,6 +15,7 @@ from fencepost.errors import (
     OutcomeUnknown,
     RunCancelled,
     RunLost,
+    RunRecalled,
     RunTimedOut,
     StoreUnavailable,
 )
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
     from fencepost.flows.keep import Hold
     from fencepost.ledger.api import Ledger
+    from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemState
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
     from fencepost.world.api import Flow, T, World
+
+    Ends = Callable[[Attempt, Settled, Report], Flow[RunRecord]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 # The largest number that every database keeps.
@@ -43,10 +47,13 @@ class Doors(NamedTuple):
 
     world: World
     ledger: Ledger
+    ends: Ends | None = None  # who records how attempts end, if not each for itself
 
 
 class Course:
     """One attempt under way."""
+
+    hands_over = True  # whether the body may leave the run to another program
 
     def __init__(
         self,
@@ -66,14 +73,25 @@ class Course:
         self.calls: dict[tuple[str, str], str] = {}  # which begin an item was begun by
         self.ending = False  # whether the body is over and its end on the way to the ledger
         self.cancelled = False
+        self.recalled = False  # whether it is to be given back as soon as its checkpoint is kept
+        self.recall_at: float | None = None  # and when at the latest, on the boot-time clock
         self.stuck = False
         self.settled = False  # whether the claim is on the disk, as far as we have seen to it
         self.transaction_of: object = None  # the thread or task that has a transaction open
+        self.handed_off = False  # whether another program has it by now
+        self.adopted = False  # whether it was handed off to us: only then we renew by handing over
+        self.said: str | None = None  # what a command left to be kept, however it ended: JSON
+        # What vouches for us, and for children that keep it open.
+        self.lifeline: Callable[[], int | None] = _none
         self.crashed: str | None = None  # how, if the body had a process of its own and it died
+        self.payload: str | None = None  # what a stored job was given, as JSON
+        self.window: Callable[[], tuple[int, int] | None] = _none  # what it covers
+        self.rerun = run.key.rerun  # by which run of its slot its items are known
         self.lent: object = None  # what user code was given of the lease
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
+        self.on_recall: list[Callable[[], None]] = []
         self.foreign: Callable[[], bool] = _never  # whether this is a fork's copy of the attempt
         self._world = world
         self._boottime = world.clocks.boottime
@@ -82,6 +100,16 @@ class Course:
         self._done: int | None = None
         self._total: int | None = None
         self._counts: dict[str, int] = {}
+
+    def taken_over(self, left: float | None) -> None:
+        """Go on with an attempt that another process began, and that has ``left`` of its time."""
+        self.adopted = True
+        self.deadline = None if left is None else self._boottime() + left
+
+    @property
+    def items(self) -> str:
+        """The run by which its items are known: itself, or the first one that it repeats."""
+        return str(self.run.key._replace(rerun=self.rerun))
 
     @property
     def late(self) -> bool:
@@ -92,13 +120,34 @@ class Course:
         """Return how many seconds the attempt has left; None if it has no timeout."""
         return None if self.deadline is None else max(0.0, self.deadline - self._boottime())
 
-    def check(self) -> None:
-        """Return if the body may go on; else raise why it may not."""
+    @property
+    def overdue(self) -> bool:
+        """Whether it should have been given back by now."""
+        return self.recall_at is not None and self._boottime() >= self.recall_at
+
+    def to_recall(self) -> float:
+        """Return how many seconds are left until it must be given back."""
+        return max(0.0, (self.recall_at or 0.0) - self._boottime())
+
+    def recall(self, at: float) -> None:
+        """Have the run given back with its next checkpoint, or when it is asked about at ``at``."""
+        self.recalled, self.recall_at = True, at
+        for tell in list(self.on_recall):
+            tell()
+
+    def check(self, *, saving: bool = False) -> None:
+        """Return if the body may go on; else raise why it may not.
+
+        What is to be given back may still save: else a step that is longer than the time there is
+        would be taken for ever.
+        """
         if self.hold.phase(self._boottime()) is Phase.LOST:
             reason = self.hold.why_lost or "the attempt has ended"
             raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
         if self.cancelled:
             raise RunCancelled(str(self.run.key))
+        if self.overdue and not saving:
+            raise RunRecalled(str(self.run.key))
         if self.late:
             assert self.policy.timeout is not None, "only what has a timeout can be late"
             raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
@@ -163,6 +212,8 @@ class Course:
     async def beat(self, ledger: Ledger, ttl: float) -> Grant:
         """Renew, report, and hear whether somebody asked for a cancel."""
         try:
+            if self.adopted:
+                await ledger.hand_over(self.attempt, ttl=ttl)
             self.hear(cancelled=await ledger.beat(self.attempt, ttl=ttl, report=self.report()))
         except RunLost as lost:
             if not self.ending:
@@ -190,9 +241,13 @@ def _never() -> bool:
     return False
 
 
+def _none() -> None:
+    """Stand in for a store that cannot see who lives."""
+
+
 async def save(doors: Doors, course: Course, checkpoint: str) -> None:
     """Keep a checkpoint. Raises if the run was lost, cancelled, or is out of time."""
-    course.check()
+    course.check(saving=True)
     course.saves += 1
     order = course.saves
 
@@ -204,6 +259,8 @@ async def save(doors: Doors, course: Course, checkpoint: str) -> None:
     course.hear(cancelled=await insist(doors.world, course, ask))
     course.checkpoint = checkpoint
     course.check()
+    if course.recalled:  # it is kept: from here, whoever has the time goes on
+        raise RunRecalled(str(course.run.key))
 
 
 async def begin(doors: Doors, course: Course, scope: str, items: Sequence[str]) -> list[Found]:

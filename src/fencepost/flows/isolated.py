@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
         asked_at: float | None
         until: tuple[float, float]
+        grace: float  # from being asked to being killed
 
         @property
         def gone(self) -> bool:
@@ -52,11 +53,11 @@ _GLANCE = 0.02
 
 async def attend(world: World, course: Course, body: Body) -> None:
     """See a body through until nothing of it is left. Whoever was interrupted may go on with it."""
-    hold, grace = course.hold, course.policy.cancel_grace
+    hold, grace = course.hold, body.grace
     nap = min(hold.ttl / _SHARE, _LONGEST_NAP)
     while not body.gone:
         now = world.clocks.boottime()
-        if course.cancelled and body.asked_at is None:
+        if (course.cancelled or course.overdue) and body.asked_at is None:
             body.asked_at = now
         until = must_stop(hold.trust, deadline=course.deadline, asked_at=body.asked_at, grace=grace)
         if hold.phase(now) is Phase.LOST:

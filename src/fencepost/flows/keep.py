@@ -40,11 +40,17 @@ class Hold:
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
         *("owner", "on_loss", "beat", "pinned", "ending", "_emit", "_chatty", "_phase", "_slow"),
+        "_max_hold",
     )
+    name: str
+    token: int
+    ends: float | None
+    trust: Trust
+    next_try: float
 
     def __init__(
         self,
-        granted: Granted,
+        granted: Granted | None,
         *,
         nonce: str,
         ttl: float,
@@ -52,10 +58,7 @@ class Hold:
         emit: Callable[[LeaseEvent], None],
         chatty: bool = True,
     ) -> None:
-        self.name, self.token, self.nonce, self.ttl = granted.name, granted.grant.token, nonce, ttl
-        self.ends = None if max_hold is None else granted.sent + max_hold
-        self.trust: Trust = trust(granted.sent, ttl=granted.grant.ttl, ends=self.ends)
-        self.next_try = renew_due(self.trust)
+        self.nonce, self.ttl, self._max_hold = nonce, ttl, max_hold
         self.released = False
         self.why_lost: str | None = None
         self.owner: object = None  # the thread or task that must not wait for itself
@@ -68,6 +71,16 @@ class Hold:
         self.ending = False  # its run is being ended: a renewal may well come too late
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
+        if granted is not None:
+            self.begin(granted)
+
+    def begin(self, granted: Granted) -> None:
+        """Hold what was granted. Made before that, a hold keeps nobody waiting after it."""
+        self.name, grant, sent = granted
+        self.token = grant.token
+        self.ends = None if self._max_hold is None else sent + self._max_hold
+        self.trust = trust(sent, ttl=grant.ttl, ends=self.ends)
+        self.next_try = renew_due(self.trust)
 
     def beats_by(
         self, beat: Callable[[LeaseStore, float], Flow[Grant]], *, first: float = LONGEST_SILENCE
@@ -75,6 +88,11 @@ class Hold:
         """Renew by ``beat`` from now on, often enough to hear of a cancel soon."""
         self.beat = beat
         self.next_try = min(self.next_try, self.trust.confirmed + (first or LONGEST_SILENCE))
+
+    def about_to_end(self) -> None:
+        """Be renewed only if it must be: the end is on its way, and tells more than a beat."""
+        self.ending = True
+        self.next_try = renew_due(self.trust)
 
     def phase(self, now: float) -> Phase:
         """Say how far the lease can be believed in; once lost, always lost."""

@@ -13,7 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fencepost.ledger.planning import Planner
     from fencepost.model.claim import Claimed, Want
+    from fencepost.model.definition import JobRecord
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemRecord, ItemState
     from fencepost.model.run import RunEvent, RunRecord, State
@@ -47,15 +49,6 @@ class Report(NamedTuple):
 NOTHING = Report()
 
 
-class JobRecord(NamedTuple):
-    """A job as the ledger knows it: its definition, and whether it may run."""
-
-    job: str
-    definition: str = "{}"
-    quarantined: str = ""  # why, if it is
-    paused: str = ""
-
-
 class LedgerAbilities(NamedTuple):
     """What a ledger promises. ``transactional``: user statements may join its transactions.
 
@@ -74,6 +67,10 @@ class Ledger(Protocol):
     @property
     def abilities(self) -> LedgerAbilities:
         """What this ledger promises."""
+
+    @property
+    def planner(self) -> Planner:
+        """What instances ask: which slots are due, and who knows which jobs."""
 
     @property
     def leases(self) -> LeaseStore:
@@ -123,6 +120,14 @@ class Ledger(Protocol):
         self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
     ) -> RunRecord:
         """End the attempt, release its lease, and return the run as it is now."""
+
+    async def hand_over(self, attempt: Attempt, *, ttl: float) -> None:
+        """Entrust the attempt to whoever knows its token; its lease lasts ``ttl`` from now.
+
+        From then on the death of this process frees nothing, and only this verb moves the end of
+        the lease: a beat that was long under way must not shorten it. If the attempt was ended
+        meanwhile, by the one to whom it was given, nothing is left to do, and that is fine.
+        """
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False

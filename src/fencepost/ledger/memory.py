@@ -6,7 +6,8 @@ It shares the lock and the leases of a ``MemoryStore``, so that a claim and its 
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, RunLost, UnknownRun
-from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
+from fencepost.ledger.api import NOTHING, Attempt, LedgerAbilities, Report
+from fencepost.ledger.memory_planner import MemoryPlanner
 from fencepost.model.claim import (
     Change,
     Claimed,
@@ -20,14 +21,18 @@ from fencepost.model.claim import (
     decide,
     leases_of,
 )
+from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each
-from fencepost.model.run import RunEvent, RunRecord, State, legal, newest, why_lost
+from fencepost.model.run import HANDED_OFF, RunEvent, RunRecord, State, legal, newest, why_lost
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fencepost.ledger.planning import InstanceRecord, Lane, SpanRecord
+    from fencepost.model.cohort import Cohort
+    from fencepost.model.definition import Definition
     from fencepost.model.slot import RunKey
     from fencepost.stores.memory import MemoryStore
     from fencepost.world.api import World
@@ -42,6 +47,11 @@ class MemoryBooks:
         self.events: list[RunEvent] = []
         self.counts: dict[RunKey, dict[tuple[str, str], int]] = {}
         self.jobs: dict[str, JobRecord] = {}
+        self.spans: dict[str, list[SpanRecord]] = {}
+        self.lanes: dict[int, Lane] = {}
+        self.instances: dict[str, InstanceRecord] = {}
+        self.members: dict[tuple[str, str], str] = {}  # (instance, job): the digest it shares
+        self.cohorts: dict[tuple[str, str], tuple[Cohort, Definition]] = {}
 
 
 class MemoryLedger:
@@ -53,7 +63,13 @@ class MemoryLedger:
         self._world, self.leases = world, leases
 
     @property
-    def _books(self) -> MemoryBooks:
+    def planner(self) -> MemoryPlanner:
+        """What instances ask."""
+        return MemoryPlanner(self._world, self)
+
+    @property
+    def books(self) -> MemoryBooks:
+        """What is written."""
         beside, name = self.leases.beside, f"ledger/{self.leases.namespace}"
         books = beside.get(name) or beside.setdefault(name, MemoryBooks())
         assert isinstance(books, MemoryBooks), "nobody else keeps anything there"
@@ -62,32 +78,15 @@ class MemoryLedger:
     async def claim(self, want: Want) -> Claimed:
         """Decide, and carry the decision out."""
         with self.leases.turn:
-            now = self._world.clocks.wall()
-            facts = self._facts(want)
-            decision = decide(want, facts, now=now)
-            for key in decision.superseded:
-                self._supersede(key, want, now=now)
-            if decision.verdict is Verdict.GO:
-                return self._go(want, facts, decision, now=now)
-            run = facts.own
-            if decision.change is not None:
-                run = self._change(want, facts.own, decision.change, now=now)
-            return Claimed(
-                decision.verdict,
-                run,
-                blocker=decision.blocker,
-                holder=decision.holder,
-                pause=max(0.0, decision.at - now),
-                fresh=decision.change is not None,
-            )
+            return self.claim_now(want)
 
     async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
         """Renew the lease and take the report."""
         with self.leases.turn:
-            run = self._ours(attempt, "beat")
-            if not self.leases.extend(attempt.lease, attempt.nonce, attempt.token, ttl):
+            run, token = self._ours(attempt, "beat"), attempt.token
+            if not (run.handed_off or self.leases.extend(attempt.lease, attempt.nonce, token, ttl)):
                 raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
-            self._put(self._reported(run, report)._replace(beat_at=self._world.clocks.wall()))
+            self.put(self._reported(run, report)._replace(beat_at=self._world.clocks.wall()))
             return bool(run.cancel_at)
 
     async def save(
@@ -106,7 +105,7 @@ class MemoryLedger:
             if checkpoint != run.checkpoint and not late:
                 run = run._replace(checkpoint=checkpoint, streak=0, strikes=0)
             run = run._replace(saves=max(run.saves, order or 0))
-            self._put(run)
+            self.put(run)
             return bool(run.cancel_at)
 
     async def begin(
@@ -134,49 +133,38 @@ class MemoryLedger:
             self._ours(attempt, "end")
             now, key, token = self._world.clocks.wall(), str(attempt.key), attempt.token
             for item, state, error in items:
-                known = self._books.items.get((scope, item))
+                known = self.books.items.get((scope, item))
                 if known and begun_by(known, key=key, token=token, call=call):
                     ended = known._replace(state=state, error=error, at=now)
-                    self._books.items[scope, item] = ended
+                    self.books.items[scope, item] = ended
 
     async def finish(
         self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
     ) -> RunRecord:
         """End the attempt and release its lease."""
         with self.leases.turn:
-            run = self._books.runs.get(attempt.key)
-            if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
-                return run
-            run = self._reported(self._ours(attempt, "finish"), report)
+            return self.finish_now(attempt, settled, report)
+
+    async def hand_over(self, attempt: Attempt, *, ttl: float) -> None:
+        """Entrust the attempt to whoever knows its token."""
+        with self.leases.turn:
+            run = self.books.runs.get(attempt.key)
+            if run is not None and run.was_ended_by(attempt.token, attempt.nonce):
+                return
+            run = self._ours(attempt, "hand_over")
+            if not self.leases.entrust(attempt.lease, attempt.nonce, attempt.token, ttl):
+                raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
             now = self._world.clocks.wall()
-            settled = in_view_of(run, settled)
-            if settled.state in UNFINISHED:
-                detail = settled.error or ""
-                self._tell(run, UNFINISHED[settled.state], now=now, detail=detail)
-            return self._put(ended_record(run, settled, now=now))
+            if not run.handed_off:
+                self._tell(run, HANDED_OFF, now=now)
+            self.put(run._replace(reason=HANDED_OFF, beat_at=now))
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
     ) -> RunRecord:
         """Cancel what does not run; ask what runs, or take it away."""
         with self.leases.turn:
-            run = self._books.runs.get(key)
-            if run is None:
-                raise UnknownRun(str(key))
-            if run.state.terminal or (only_waiting and not run.fresh):
-                return run
-            now = self._world.clocks.wall()
-            run = run._replace(cancel_at=run.cancel_at or now)
-            if run.state is State.RUNNING and not force:
-                self._tell(run, "cancel_requested", now=now, detail=operator)
-                return self._put(run)
-            if run.state is State.RUNNING:
-                why = f"run {key} was cancelled"
-                token = self.leases.revoke(run.lease, run.holder.nonce, operator, why)
-                self._tell(run, "cancel_forced", now=now, detail=operator)
-                run = run._replace(token=max(run.token, token))
-            settled = Settled(State.CANCELLED, "cancelled", error=run.error)
-            return self._put(ended_record(run, settled, now=now))
+            return self.cancel_now(key, operator, force=force, only_waiting=only_waiting)
 
     async def sync(self) -> None:
         """Survive no power cut, whatever is done."""
@@ -185,46 +173,47 @@ class MemoryLedger:
         """Keep an event about a run."""
         with self.leases.turn:
             now = self._world.clocks.wall()
-            self._books.events.append(RunEvent(key, now, what, token, "", detail))
+            self.books.events.append(RunEvent(key, now, what, token, "", detail))
 
     async def register(self, job: str, definition: str) -> None:
         """Keep the definition of a job."""
         with self.leases.turn:
-            known = self._books.jobs.get(job, JobRecord(job))
-            self._books.jobs[job] = known._replace(definition=definition)
+            known = self.books.jobs.get(job, JobRecord(job))
+            if not known.epoch:  # else instances decide about it
+                self.books.jobs[job] = known._replace(definition=definition)
 
     async def lift(self, job: str) -> bool:
         """Release a job from quarantine."""
         with self.leases.turn:
-            known = self._books.jobs.get(job)
+            known = self.books.jobs.get(job)
             if known is None or not known.quarantined:
                 return False
-            self._books.jobs[job] = known._replace(quarantined="")
+            self.books.jobs[job] = known._replace(quarantined="")
             return True
 
     async def find(self, key: RunKey) -> RunRecord | None:
         """Return a run."""
         with self.leases.turn:
-            return self._books.runs.get(key)
+            return self.books.runs.get(key)
 
     async def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
     ) -> list[RunRecord]:
         """Return the newest runs, by slot."""
         with self.leases.turn:
-            return newest(self._books.runs.values(), job=job, limit=limit, states=states)
+            return newest(self.books.runs.values(), job=job, limit=limit, states=states)
 
     async def events(self, key: RunKey) -> list[RunEvent]:
         """Return what happened to a run."""
         with self.leases.turn:
-            return [event for event in self._books.events if event.key == key]
+            return [event for event in self.books.events if event.key == key]
 
     async def items(self, scope: str, *, states: Sequence[ItemState] = ()) -> list[ItemRecord]:
         """Return the items of a scope."""
         with self.leases.turn:
             return [
                 record
-                for (where, _), record in sorted(self._books.items.items())
+                for (where, _), record in sorted(self.books.items.items())
                 if where == scope and (not states or record.state in states)
             ]
 
@@ -232,38 +221,96 @@ class MemoryLedger:
         """Return the counters of a run."""
         with self.leases.turn:
             totals: dict[str, int] = {}
-            for (name, _), value in sorted(self._books.counts.get(key, {}).items()):
+            for (name, _), value in sorted(self.books.counts.get(key, {}).items()):
                 totals[name] = totals.get(name, 0) + value
             return totals
 
     async def jobs(self) -> list[JobRecord]:
         """Return all jobs."""
         with self.leases.turn:
-            return [self._books.jobs[job] for job in sorted(self._books.jobs)]
+            return [self.books.jobs[job] for job in sorted(self.books.jobs)]
 
     async def close(self) -> None:
         """Have nothing to close."""
 
     # What happens under the lock.
 
+    def claim_now(self, want: Want) -> Claimed:
+        """Decide, and carry the decision out."""
+        now = self._world.clocks.wall()
+        facts = self._facts(want)
+        decision = decide(want, facts, now=now)
+        for key in decision.superseded:
+            self._supersede(key, want, now=now)
+        if decision.verdict is Verdict.GO:
+            return self._go(want, facts, decision, now=now)
+        run = facts.own
+        if decision.change is not None:
+            run = self._change(want, facts.own, decision.change, now=now)
+        return Claimed(
+            decision.verdict,
+            run,
+            blocker=decision.blocker,
+            holder=decision.holder,
+            pause=max(0.0, decision.at - now),
+            fresh=decision.change is not None,
+        )
+
+    def finish_now(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
+        """End the attempt and release its lease."""
+        run = self.books.runs.get(attempt.key)
+        if run is not None and recorded(run, settled, token=attempt.token, nonce=attempt.nonce):
+            return run
+        run = self._reported(self._ours(attempt, "finish"), report)
+        now = self._world.clocks.wall()
+        settled = in_view_of(run, settled)
+        if settled.state in UNFINISHED:
+            detail = settled.error or ""
+            self._tell(run, UNFINISHED[settled.state], now=now, detail=detail)
+        return self.put(ended_record(run, settled, now=now))
+
+    def cancel_now(
+        self, key: RunKey, operator: str, *, force: bool, only_waiting: bool = False
+    ) -> RunRecord:
+        """Cancel what does not run; ask what runs, or take it away."""
+        run = self.books.runs.get(key)
+        if run is None:
+            raise UnknownRun(str(key))
+        if run.state.terminal or (only_waiting and not run.fresh):
+            return run
+        now = self._world.clocks.wall()
+        run = run._replace(cancel_at=run.cancel_at or now)
+        if run.state is State.RUNNING and not force:
+            self._tell(run, "cancel_requested", now=now, detail=operator)
+            return self.put(run)
+        if run.state is State.RUNNING:
+            why = f"run {key} was cancelled"
+            token = self.leases.revoke(run.lease, run.holder.nonce, operator, why)
+            self._tell(run, "cancel_forced", now=now, detail=operator)
+            run = run._replace(token=max(run.token, token))
+        settled = Settled(State.CANCELLED, "cancelled", error=run.error)
+        return self.put(ended_record(run, settled, now=now))
+
     def _facts(self, want: Want) -> Facts:
-        own = self._books.runs.get(want.key)
+        own = self.books.runs.get(want.key)
         others = sorted(
             (
                 run
-                for run in self._books.runs.values()
+                for run in self.books.runs.values()
                 if run.lock == want.lock and not run.state.terminal and run.key != want.key
             ),
             key=lambda run: (run.key.slot, run.key),
         )
         names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
-        job = self._books.jobs.get(want.key.job)
+        job = self.books.jobs.get(want.key.job)
         return Facts(
             own,
             others,
             {name: self._standing(name) for name in names},
             quarantined=bool(job and job.quarantined),
-            paused=bool(job and job.paused),
+            paused=job is not None and job.pauses(self._world.clocks.wall()),
+            retired=bool(job and job.retired),
+            pruned=job is not None and want.key.slot <= job.pruned,
         )
 
     def _standing(self, name: str) -> Standing:
@@ -283,25 +330,27 @@ class MemoryLedger:
         grant = self.leases.give(decision.lease, want.holder, want.policy.lease)
         change, lease = decision.change, decision.lease
         run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)
-        return Claimed(Verdict.GO, self._put(run), grant)
+        return Claimed(Verdict.GO, self.put(run), grant)
 
     def _change(
         self, want: Want, own: RunRecord | None, change: Change, *, now: float
     ) -> RunRecord:
         if change.lost and own is not None:
             self._tell(own, "attempt_lost", now=now)
+        elif own is not None and own.handed_off and change.state in UNFINISHED:
+            self._tell(own, UNFINISHED[change.state], now=now, detail=change.error or "")
         if change.quarantine:
-            known = self._books.jobs.get(want.key.job, JobRecord(want.key.job))
-            self._books.jobs[want.key.job] = known._replace(quarantined=str(want.key))
-        return self._put(changed_record(want, own, change, now=now))
+            known = self.books.jobs.get(want.key.job, JobRecord(want.key.job))
+            self.books.jobs[want.key.job] = known._replace(quarantined=str(want.key))
+        return self.put(changed_record(want, own, change, now=now))
 
     def _supersede(self, key: RunKey, want: Want, *, now: float) -> None:
-        run = self._books.runs[key]
+        run = self.books.runs[key]
         settled = Settled(State.FAILED, "superseded", error=run.error)
-        self._put(ended_record(run, settled, now=now)._replace(blocker=str(want.key)))
+        self.put(ended_record(run, settled, now=now)._replace(blocker=str(want.key)))
 
     def _begin(self, attempt: Attempt, scope: str, item: str, call: str, *, repeat: bool) -> Found:
-        known = self._books.items.get((scope, item))
+        known = self.books.items.get((scope, item))
         found = find(
             known,
             token=attempt.token,
@@ -312,19 +361,19 @@ class MemoryLedger:
         if found.go:
             now, key = self._world.clocks.wall(), str(attempt.key)
             begun = ItemRecord(scope, item, ItemState.BEGUN, attempt.token, key, call, now)
-            self._books.items[scope, item] = begun
+            self.books.items[scope, item] = begun
         return found
 
     def _has_run(self, item: ItemRecord) -> bool:
         """Say whether the attempt that began an item still has its run."""
         return any(
             run.state is State.RUNNING and run.token == item.token and str(run.key) == item.run
-            for run in self._books.runs.values()
+            for run in self.books.runs.values()
         )
 
     def _ours(self, attempt: Attempt, what: str) -> RunRecord:
         """Return the run that an attempt wants to write to, or record it as stale and refuse."""
-        run = self._books.runs.get(attempt.key)
+        run = self.books.runs.get(attempt.key)
         if run is None:
             raise RunLost(str(attempt.key), token=attempt.token, reason="the ledger has no record")
         if run.state is State.RUNNING and (run.token, run.holder.nonce) == (
@@ -335,25 +384,26 @@ class MemoryLedger:
         if not (what == "beat" and run.was_ended_by(attempt.token, attempt.nonce)):
             now = self._world.clocks.wall()
             event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
-            self._books.events.append(event)
+            self.books.events.append(event)
         raise RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))
 
     def _reported(self, run: RunRecord, report: Report) -> RunRecord:
         for name, value in report.counts:
-            self._books.counts.setdefault(run.key, {})[name, report.source] = value
+            self.books.counts.setdefault(run.key, {})[name, report.source] = value
         if report.done is not None:
             run = run._replace(done=report.done)
         return run if report.total is None else run._replace(total=report.total)
 
     def _tell(self, run: RunRecord, what: str, *, now: float, detail: str = "") -> None:
         event = RunEvent(run.key, now, what, run.token, str(run.holder), detail)
-        self._books.events.append(event)
+        self.books.events.append(event)
 
-    def _put(self, run: RunRecord) -> RunRecord:
-        before = self._books.runs.get(run.key)
+    def put(self, run: RunRecord) -> RunRecord:
+        """Keep a run as it is now, if it may become that."""
+        before = self.books.runs.get(run.key)
         assert legal(before and before.state, run.state), f"{before} cannot become {run}"
         if before and before.state is State.RUNNING and run.state is not State.RUNNING:
             # A run that no longer runs holds no lease: whatever ends it frees what it held.
             self.leases.end(before.lease, before.holder.nonce)
-        self._books.runs[run.key] = run
+        self.books.runs[run.key] = run
         return run

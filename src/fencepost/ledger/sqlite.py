@@ -13,13 +13,14 @@ import os
 
 from fencepost.errors import RunLost
 from fencepost.ledger import sqlite_rows as sql
-from fencepost.ledger.api import NOTHING, Attempt, JobRecord, LedgerAbilities, Report
+from fencepost.ledger.api import NOTHING, Attempt, LedgerAbilities, Report
 from fencepost.ledger.sqlite_books import SqliteBooks
+from fencepost.ledger.sqlite_rows import job_of
 from fencepost.ledger.sqlite_schema import is_ready, migrate
 from fencepost.ledger.sqlite_testimony import Testimony
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
-from fencepost.model.policy import OnLoss
+from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import TERMINAL, RunEvent, RunRecord, newest
 from fencepost.world.sqlite import PATIENCE
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
     from typing import Any, TypeVar
 
+    from fencepost.ledger.sqlite_planner import SqlitePlanner
     from fencepost.model.claim import Claimed, Want
+    from fencepost.model.definition import JobRecord
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemRecord, ItemState
     from fencepost.model.run import State
@@ -59,8 +62,8 @@ class SqliteLedger:
     def __init__(self, world: World, leases: SqliteStore) -> None:
         self._world, self.leases = world, leases
         self._file, self._namespace = leases.file, leases.namespace
-        self._books = SqliteBooks(world, leases)
-        self._ready: Connection | None = None  # which connection was seen to have our tables
+        self.books = SqliteBooks(world, leases)
+        self.ready: Connection | None = None  # which connection was seen to have our tables
         able = leases.capabilities
         # Where a power cut cannot be told from a pause, nothing may be forgotten by one.
         self._settles = SETTLES if leases.reserve.possible else 0.0
@@ -69,6 +72,7 @@ class SqliteLedger:
         )
         self._testimony = Testimony(leases.file.path)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
+        self._planner: SqlitePlanner | None = None
 
     async def claim(self, want: Want) -> Claimed:
         """Decide, and carry the decision out."""
@@ -79,8 +83,8 @@ class SqliteLedger:
         # As short as a renewal's: a keeper that is kept here must still be able to tell of it.
         patience = min(DRIFT * ttl + 0.6 * MARGIN, 0.25)
         return await self._world.call(
-            self._written,
-            lambda db: self._books.beat(db, attempt, ttl, report),
+            self.written,
+            lambda db: self.books.beat(db, attempt, ttl, report),
             False,  # noqa: FBT003 -- a door takes arguments by position
             patience,
         )
@@ -95,7 +99,7 @@ class SqliteLedger:
     ) -> bool:
         """Keep a checkpoint."""
         return await self._world.call(
-            self._written, lambda db: self._books.save(db, attempt, checkpoint, report, order)
+            self.written, lambda db: self.books.save(db, attempt, checkpoint, report, order)
         )
 
     async def begin(
@@ -104,9 +108,9 @@ class SqliteLedger:
         """Begin items."""
 
         def work(db: Connection) -> list[Found] | RunLost:
-            return self._books.begin(db, attempt, scope, items, call, repeat=repeat)
+            return self.books.begin(db, attempt, scope, items, call, repeat=repeat)
 
-        return await self._world.call(self._written, work)
+        return await self._world.call(self.written, work)
 
     async def end(
         self,
@@ -118,8 +122,8 @@ class SqliteLedger:
     ) -> None:
         """End items that this attempt began."""
         await self._world.call(
-            self._written,
-            lambda db: self._books.end(db, attempt, scope, items, call),
+            self.written,
+            lambda db: self.books.end(db, attempt, scope, items, call),
             False,  # noqa: FBT003 -- a door takes arguments by position
         )
 
@@ -128,6 +132,10 @@ class SqliteLedger:
     ) -> RunRecord:
         """End the attempt and release its lease."""
         return await self._world.call(self._finish, attempt, settled, report)
+
+    async def hand_over(self, attempt: Attempt, *, ttl: float) -> None:
+        """Entrust the attempt to whoever knows its token."""
+        await self._world.call(self._hand_over, attempt, ttl)
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
@@ -144,9 +152,9 @@ class SqliteLedger:
 
         def work(db: Connection) -> None:
             now = self._world.clocks.wall()
-            self._books.append(db, RunEvent(key, now, what, token, "", detail))
+            self.books.append(db, RunEvent(key, now, what, token, "", detail))
 
-        await self._world.call(self._written, work, False)  # noqa: FBT003 -- as above
+        await self._world.call(self.written, work, False)  # noqa: FBT003 -- as above
 
     async def register(self, job: str, definition: str) -> None:
         """Keep the definition of a job."""
@@ -156,13 +164,13 @@ class SqliteLedger:
         """Release a job from quarantine."""
         values = (self._namespace, job)
         lifted = await self._world.call(
-            self._written, lambda db: db.execute(sql.LIFT, values).rowcount
+            self.written, lambda db: db.execute(sql.LIFT, values).rowcount
         )
         return bool(lifted)
 
     async def find(self, key: RunKey) -> RunRecord | None:
         """Return a run."""
-        return await self._world.call(self._read, lambda db: self._books.find(db, key))
+        return await self._world.call(self.read, lambda db: self.books.find(db, key))
 
     async def runs(
         self, job: str | None = None, *, limit: int = 30, states: Sequence[State] = ()
@@ -174,7 +182,7 @@ class SqliteLedger:
         """Return what happened to a run."""
         values = (self._namespace, *key)
         rows = await self._world.call(
-            self._read, lambda db: db.execute(sql.FIND_EVENTS, values).fetchall()
+            self.read, lambda db: db.execute(sql.FIND_EVENTS, values).fetchall()
         )
         return [RunEvent(key, *row) for row in rows]
 
@@ -182,7 +190,7 @@ class SqliteLedger:
         """Return the items of a scope."""
         values = (self._namespace, scope)
         rows = await self._world.call(
-            self._read, lambda db: db.execute(sql.FIND_ITEMS, values).fetchall()
+            self.read, lambda db: db.execute(sql.FIND_ITEMS, values).fetchall()
         )
         items = map(sql.item_of, rows)
         return [item for item in items if not states or item.state in states]
@@ -191,7 +199,7 @@ class SqliteLedger:
         """Return the counters of a run."""
         values = (self._namespace, *key)
         rows = await self._world.call(
-            self._read, lambda db: db.execute(sql.FIND_COUNTS, values).fetchall()
+            self.read, lambda db: db.execute(sql.FIND_COUNTS, values).fetchall()
         )
         return dict(rows)
 
@@ -199,20 +207,20 @@ class SqliteLedger:
         """Return all jobs."""
         values = (self._namespace,)
         rows = await self._world.call(
-            self._read, lambda db: db.execute(sql.FIND_JOBS, values).fetchall()
+            self.read, lambda db: db.execute(sql.FIND_JOBS, values).fetchall()
         )
-        return [JobRecord(*row) for row in rows]
+        return [job_of(row) for row in rows]
 
     async def accept_copy(self) -> None:
         """Take this file for the ledger, though it may be an older copy; an operator says so."""
-        await self._world.call(self._written, self._testimony.accept)
+        await self._world.call(self.written, self._testimony.accept)
 
     @property
     def desk(self) -> Desk | None:
         """What a transaction for user code is made of, where there can be one."""
         if not self.abilities.transactional:
             return None
-        return Desk(self._world, self._idle, self._books, self.leases)
+        return Desk(self._world, self._idle, self.books, self.leases)
 
     async def close(self) -> None:
         """Close the file, and with it the leases."""
@@ -221,9 +229,18 @@ class SqliteLedger:
         self._testimony.close()
         await self.leases.close()
 
+    @property
+    def planner(self) -> SqlitePlanner:
+        """What instances ask."""
+        if self._planner is None:
+            from fencepost.ledger.sqlite_planner import SqlitePlanner  # not for a lone trigger
+
+            self._planner = SqlitePlanner(self._world, self)
+        return self._planner
+
     # What runs behind the door: one transaction each.
 
-    def _written(
+    def written(
         self,
         work: Callable[[Connection], T | RunLost],
         durable: bool = True,  # noqa: FBT001, FBT002 -- a door takes arguments by position
@@ -232,7 +249,7 @@ class SqliteLedger:
         """Commit ``work``. A ``RunLost`` is raised after the commit: the stale writer is named."""
 
         def prepared(db: Connection) -> T | RunLost:
-            if db is not self._ready:
+            if db is not self.ready:
                 self._prepare(db)
             return work(db)
 
@@ -242,37 +259,38 @@ class SqliteLedger:
             raise result
         return result
 
-    def _read(self, work: Callable[[Connection], T]) -> T:
+    def refuse_doubtful(self, db: Connection) -> None:
+        """Raise if the file may be an older copy of the ledger."""
+        self._testimony.refuse_doubtful(db)
+
+    def testify(self, token: int) -> None:
+        """Keep outside of the file that it has seen this token."""
+        self._testimony.tell(token)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Read, from tables that are up to date."""
         self._file.follow()
-        if self._file.read(lambda db: db is not self._ready and not is_ready(db)):
-            self._written(lambda _: None)
+        if self._file.read(lambda db: db is not self.ready and not is_ready(db)):
+            self.written(lambda _: None)
         return self._file.read(work)
 
     def _prepare(self, db: Connection) -> None:
         """Bring our tables up to date, or see that they are; inside of a write transaction."""
         if is_ready(db):
             self._testimony.hear(db)
-            self._ready = db
+            self.ready = db
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.
             migrate(db, at=self._world.clocks.wall())
             self._testimony.hear(db)
 
     def _claim(self, want: Want) -> Claimed:
-        proofs: list[int] = []
-
-        def work(db: Connection) -> Claimed:
-            self._testimony.refuse_doubtful(db)
-            return self._books.claim(db, want, proofs=proofs)
-
-        settles = self._settles and want.policy.on_loss is not OnLoss.FAIL
+        settles = self._settles > 0.0 and want.policy.on_loss is not OnLoss.FAIL
         if settles:
             self.leases.reserve.ahead()
-        try:
-            claimed = self._written(work, not settles)
-        finally:
-            for proof in proofs:  # only now: who was handed the lease could take it otherwise
-                os.close(proof)
+        claimed = self._claim_free(want, durable=not settles)
+        if claimed is None:
+            claimed = self._claim_decided(want, durable=not settles)
         if claimed.grant is not None:
             if settles and not self.leases.reserve.covers(claimed.grant.token):
                 self._file.sync()  # the clock was set back, or the file is another by now
@@ -280,17 +298,44 @@ class SqliteLedger:
             self._testimony.tell(claimed.grant.token)
         return claimed
 
+    def _claim_free(self, want: Want, *, durable: bool) -> Claimed | None:
+        """Claim by one statement what nothing speaks against; None elsewhere."""
+        if self._testimony.doubtful or want.policy.overlap is Overlap.ALLOW:
+            return None
+
+        def work(db: Connection) -> Claimed | None:
+            if db is not self.ready:
+                return None  # a connection whose tables nobody has looked at yet
+            return self.books.claim_free(db, want)
+
+        self._file.follow()
+        return self._file.write_one(work, durable=durable)
+
+    def _claim_decided(self, want: Want, *, durable: bool) -> Claimed:
+        """Read the facts, decide, and carry the decision out."""
+        proofs: list[int] = []
+
+        def work(db: Connection) -> Claimed:
+            self._testimony.refuse_doubtful(db)
+            return self.books.claim(db, want, proofs=proofs)
+
+        try:
+            return self.written(work, durable)
+        finally:
+            for proof in proofs:  # only now: who was handed the lease could take it otherwise
+                os.close(proof)
+
     def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
         freed = False
         try:
             run = self._finish_for_good(attempt, settled, report)
             freed = run is not None
             if run is None:
-                ended = self._written(lambda db: self._books.finish(db, attempt, settled, report))
+                ended = self.written(lambda db: self.books.finish(db, attempt, settled, report))
                 run, freed = ended
         finally:
             # Whatever was answered, this attempt is over: it needs nobody to vouch for it.
-            self._books.forget(attempt.nonce)
+            self.books.forget(attempt.nonce)
             self.leases.gave(attempt.lease, attempt.nonce, wake=freed)
         return run
 
@@ -302,16 +347,22 @@ class SqliteLedger:
             return None
 
         def work(db: Connection) -> RunRecord | None:
-            if db is not self._ready:
+            if db is not self.ready:
                 return None  # a connection whose tables nobody has looked at yet
-            return self._books.finish_for_good(db, attempt, settled, report)
+            return self.books.finish_for_good(db, attempt, settled, report)
 
         self._file.follow()
         return self._file.write_one(work, durable=True)
 
+    def _hand_over(self, attempt: Attempt, ttl: float) -> None:
+        self.written(lambda db: self.books.hand_over(db, attempt, ttl))
+        # Only now: a process that ends before this has vouched for it to the last.
+        self.books.forget(attempt.nonce)
+        self.leases.gave(attempt.lease, attempt.nonce, wake=False)
+
     def _cancel(self, key: RunKey, force: bool, operator: str, only_waiting: bool) -> RunRecord:  # noqa: FBT001 -- as above
-        run, freed = self._written(
-            lambda db: self._books.cancel(db, key, operator, force=force, only_waiting=only_waiting)
+        run, freed = self.written(
+            lambda db: self.books.cancel(db, key, operator, force=force, only_waiting=only_waiting)
         )
         if freed:
             self.leases.gave(run.lease, run.holder.nonce, wake=True)
@@ -331,12 +382,12 @@ class SqliteLedger:
                 for row in db.execute(statement, (self._namespace, name, *chosen, limit))
             ]
 
-        found = [sql.run_of(row) for row in self._read(work)]
+        found = [sql.run_of(row) for row in self.read(work)]
         return newest(found, job=job, limit=limit, states=states)
 
     def _register(self, job: str, definition: str) -> None:
         values = (self._namespace, job)
         # Every process says what it knows when it starts, and mostly it is what was known before.
-        known = self._read(lambda db: db.execute(sql.FIND_JOB, values).fetchone())
+        known = self.read(lambda db: db.execute(sql.FIND_JOB, values).fetchone())
         if known is None or known[1] != definition:
-            self._written(lambda db: db.execute(sql.DEFINE, (*values, definition)))
+            self.written(lambda db: db.execute(sql.DEFINE, (*values, definition)))

@@ -26,8 +26,7 @@ from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant
 from fencepost.model.named import NamedTuple
-from fencepost.model.policy import Overlap
-from fencepost.model.run import RunEvent, RunRecord, State, legal, why_lost
+from fencepost.model.run import HANDED_OFF, RunEvent, RunRecord, State, legal, why_lost
 from fencepost.model.slot import RunKey, parsed
 
 TYPE_CHECKING = False
@@ -64,13 +63,24 @@ class SqliteBooks:
         self._world, self._leases, self._namespace = world, leases, leases.namespace
         self._begun: dict[str, RunRecord] = {}  # what was claimed here and has not ended
 
+    def claim_free(self, db: Connection, want: Want) -> Claimed | None:
+        """Claim by one statement what nothing speaks against; None if that changed nothing."""
+        ttl, now, holder = want.policy.lease, self._world.clocks.wall(), want.holder
+        token, *terms = self._leases.terms(holder.nonce, ttl)
+        asked = (self._namespace, *want.key, want.lock, token, *holder, want.trigger, now)
+        before = db.total_changes  # which counts what triggers do, as a row count does not
+        db.execute(sql.CLAIM_FREE, (*asked, *terms, want.epoch))
+        if db.total_changes == before:
+            return None
+        run = begun_record(want, token=token, now=now)
+        if len(self._begun) >= _MOST_BEGUN:  # those were lost, and nobody told us
+            self._begun.clear()
+        self._begun[holder.nonce] = run
+        return Claimed(Verdict.GO, run, Grant(token, ttl))
+
     def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
         """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
         now = self._world.clocks.wall()
-        claimed = self._claim_free(db, want, now=now)
-        if claimed is not None:
-            self._remember(claimed)
-            return claimed
         scene = self._scene(db, want, proofs)
         own, decision = scene.facts.own, decide(want, scene.facts, now=now)
         for other in scene.facts.others:
@@ -89,26 +99,6 @@ class SqliteBooks:
             fresh=decision.change is not None,
         )
 
-    def _claim_free(self, db: Connection, want: Want, *, now: float) -> Claimed | None:
-        """Claim a run that nothing speaks against; None, and nothing changed, if something does."""
-        if want.policy.overlap is Overlap.ALLOW:
-            return None
-        lock, ttl = want.lock, want.policy.lease
-        wish = self._leases.wish(lock, want.holder, ttl)
-        token, space = wish[0], self._namespace
-        values = (space, *want.key, lock, token, *want.holder, want.trigger, now)
-        if not db.execute(sql.CLAIM_FREE, values).rowcount:
-            return None
-        taken = self._leases.take_free(db, wish)
-        assert taken, "it was seen to be free, and nobody else can write while we do"
-        return Claimed(Verdict.GO, begun_record(want, token=token, now=now), Grant(token, ttl))
-
-    def _remember(self, claimed: Claimed) -> None:
-        if claimed.run is not None:
-            if len(self._begun) >= _MOST_BEGUN:  # those were lost, and nobody told us
-                self._begun.clear()
-            self._begun[claimed.run.holder.nonce] = claimed.run
-
     def _scene(self, db: Connection, want: Want, proofs: list[int]) -> Scene:
         own = self.find(db, want.key)
         rows = db.execute(sql.FIND_LIVE, (self._namespace, want.lock)).fetchall()
@@ -119,8 +109,17 @@ class SqliteBooks:
         for name in names:
             standings[name], leases[name] = self._standing(db, name, proofs)
         job = db.execute(sql.FIND_JOB, (self._namespace, want.key.job)).fetchone()
-        quarantined, paused = (False, False) if job is None else map(bool, job[2:])
-        facts = Facts(own, others, standings, quarantined=quarantined, paused=paused)
+        *why, until, pruned = ("", "", "", 0.0, -1) if job is None else job[2:]
+        quarantined, paused, retired = why
+        facts = Facts(
+            own,
+            others,
+            standings,
+            quarantined=bool(quarantined),
+            paused=bool(paused) and not 0.0 < until <= self._world.clocks.wall(),
+            retired=bool(retired),
+            pruned=want.key.slot <= pruned,
+        )
         return Scene(facts, leases)
 
     def _standing(self, db: Connection, name: str, proofs: list[int]) -> tuple[Standing, Seen]:
@@ -151,22 +150,24 @@ class SqliteBooks:
             db, lease, want.holder, ttl, seen=scene.leases[lease], above=above
         )
         run = claimed_record(want, own, change, lease=lease, token=grant.token, now=now)
-        return Claimed(Verdict.GO, self._put(db, run, before=own), grant)
+        return Claimed(Verdict.GO, self.put(db, run, before=own), grant)
 
     def _change(
         self, db: Connection, want: Want, own: RunRecord | None, change: Change, *, now: float
     ) -> RunRecord:
         if change.lost and own is not None:
             self._tell(db, own, "attempt_lost", now=now)
+        elif own is not None and own.handed_off and change.state in UNFINISHED:
+            self._tell(db, own, UNFINISHED[change.state], now=now, detail=change.error or "")
         if change.quarantine:
             job = want.key.job
             db.execute(sql.QUARANTINE, (self._namespace, job, str(want.key)))
-        return self._put(db, changed_record(want, own, change, now=now), before=own)
+        return self.put(db, changed_record(want, own, change, now=now), before=own)
 
     def _supersede(self, db: Connection, run: RunRecord, want: Want, *, now: float) -> None:
         settled = Settled(State.FAILED, "superseded", error=run.error)
         ended = ended_record(run, settled, now=now)._replace(blocker=str(want.key))
-        self._put(db, ended, before=run)
+        self.put(db, ended, before=run)
 
     # What an attempt writes.
 
@@ -176,7 +177,10 @@ class SqliteBooks:
         found = db.execute(sql.BEAT, (now, report.done, report.total, *key)).fetchall()
         if not found:
             return self.stale(db, attempt, "beat")
-        if not self._leases.extend(db, attempt.lease, attempt.nonce, attempt.token, ttl):
+        handed_off = found[0][1] == HANDED_OFF  # then only ``hand_over`` moves the end of its lease
+        if not (
+            handed_off or self._leases.extend(db, attempt.lease, attempt.nonce, attempt.token, ttl)
+        ):
             raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
         self._count(db, attempt.key, report)
         return bool(found[0][0])
@@ -271,6 +275,9 @@ class SqliteBooks:
         now = self._world.clocks.wall()
         ended = (settled.state.value, settled.reason, now, now, settled.result, settled.error)
         values = (*ended, report.done, report.total, *self._key(attempt))
+        silent = report.done is None and report.total is None
+        if silent and db.execute(sql.FINISH_SILENT, values).rowcount:
+            return ended_record(begun, settled, now=now)
         rows = db.execute(sql.FINISH, values).fetchall()
         if not rows:
             return None
@@ -304,8 +311,23 @@ class SqliteBooks:
             self._tell(db, run, UNFINISHED[settled.state], now=now, detail=detail)
         self._count(db, run.key, report)
         ended = ended_record(_reported(run, report), settled, now=now)
-        self._put(db, ended, before=run)
+        self.put(db, ended, before=run)
         return Ended(ended, freed=True)
+
+    def hand_over(self, db: Connection, attempt: Attempt, ttl: float) -> RunLost | None:
+        """Entrust the attempt to whoever knows its token."""
+        run = self.find(db, attempt.key)
+        if run is not None and run.was_ended_by(attempt.token, attempt.nonce):
+            return None
+        if run is None or not _is_by(run, attempt):
+            return self.stale(db, attempt, "hand_over")
+        if not self._leases.entrust(db, attempt.lease, attempt.nonce, attempt.token, ttl):
+            raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
+        now = self._world.clocks.wall()
+        if not run.handed_off:
+            self._tell(db, run, HANDED_OFF, now=now)
+        db.execute(sql.HAND_OVER, (now, *self._key(attempt)))
+        return None
 
     def cancel(
         self, db: Connection, key: RunKey, operator: str, *, force: bool, only_waiting: bool
@@ -320,14 +342,14 @@ class SqliteBooks:
         run = before._replace(cancel_at=before.cancel_at or now)
         if run.state is State.RUNNING and not force:
             self._tell(db, run, "cancel_requested", now=now, detail=operator)
-            return Ended(self._put(db, run, before=before), freed=False)
+            return Ended(self.put(db, run, before=before), freed=False)
         if run.state is State.RUNNING:
             why = f"run {key} was cancelled"
             token = self._leases.revoke(db, run.lease, run.holder.nonce, operator, why)
             self._tell(db, run, "cancel_forced", now=now, detail=operator)
             run = run._replace(token=max(run.token, token))
         settled = Settled(State.CANCELLED, "cancelled", error=run.error)
-        ended = self._put(db, ended_record(run, settled, now=now), before=before)
+        ended = self.put(db, ended_record(run, settled, now=now), before=before)
         return Ended(ended, freed=token > 0)
 
     # Rows.
@@ -337,7 +359,8 @@ class SqliteBooks:
         row = db.execute(sql.FIND, (self._namespace, *key)).fetchone()
         return None if row is None else sql.run_of(row)
 
-    def _put(self, db: Connection, run: RunRecord, *, before: RunRecord | None) -> RunRecord:
+    def put(self, db: Connection, run: RunRecord, *, before: RunRecord | None) -> RunRecord:
+        """Keep a run as it is now, if it may become that."""
         assert legal(before and before.state, run.state), f"{before} cannot become {run}"
         if before is None:
             db.execute(sql.INSERT, (self._namespace, *sql.row_of(run)))

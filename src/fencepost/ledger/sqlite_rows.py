@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from fencepost.ledger.sqlite_schema import LIVE
+from fencepost.model.definition import JobRecord
 from fencepost.model.item import ItemRecord, ItemState
 from fencepost.model.lease import Holder
-from fencepost.model.run import RunRecord, State
+from fencepost.model.run import HANDED_OFF, RunRecord, State
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -21,36 +22,30 @@ _OTHER_COLUMNS = (
     *("state", "lock", "lease", "token", "nonce", "host", "pid", "version"),
     *("reason", "blocker", "origin", "created_at", "started_at", "ended_at", "not_before"),
     *("beat_at", "cancel_at", "starts", "losses", "releases", "streak", "strikes", "solitary"),
-    *("checkpoint", "done", "total", "result", "error", "saves"),
+    *("checkpoint", "done", "total", "result", "error", "saves", "epoch"),
 )
-_COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
+COLUMNS = _COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
 
 # By name, because SQLite would rather walk over all that ever ran in the namespace.
 _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 
-# The usual claim, in one statement: there is no such run yet, no live run of its lock, the job may
-# run, and the lock's lease is free under a lower token. ``decide`` would say GO to just that; where
-# anything else is true nothing is inserted, and it is asked.
-CLAIM_FREE = f"""
-INSERT INTO fencepost_run (namespace, {_COLUMNS})
-SELECT ?1, ?2, ?3, ?4, ?5, 'running', ?6, ?6, ?7, ?8, ?9, ?10, ?11, '', '', ?12, ?13, ?13, 0.0, 0.0,
-       ?13, 0.0, 1, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL, 0
- WHERE NOT EXISTS (SELECT 1 FROM fencepost_run
-                    WHERE namespace = ?1 AND job = ?2 AND slot = ?3 AND manual = ?4 AND rerun = ?5)
-   AND NOT EXISTS (SELECT 1 FROM {_LIVE_ONES} WHERE namespace = ?1 AND lock = ?6 AND {LIVE})
-   AND NOT EXISTS (SELECT 1 FROM fencepost_job
-                    WHERE namespace = ?1 AND job = ?2 AND (quarantined <> '' OR paused <> ''))
-   AND EXISTS (SELECT 1 FROM fencepost_lease
-                WHERE namespace = ?1 AND name = ?6 AND held = 0 AND nonce <> ?8 AND token < ?7)"""
+# The usual claim, in one statement that is its own transaction: a trigger writes the run and takes
+# the lease, or changes nothing.
+CLAIM_FREE = f"INSERT INTO fencepost_claim VALUES ({', '.join('?' * 19)})"
 
-# The usual end of an attempt, in one statement that is its own transaction: a trigger releases the
-# lease. No request to cancel changes an end that is final.
-FINISH = f"""
+# The usual end of an attempt, likewise: a trigger releases the lease. No request to cancel changes
+# an end that is final.
+_END = f"""
 UPDATE fencepost_run
    SET state = ?, reason = ?, not_before = 0.0, ended_at = ?, beat_at = ?, result = ?, error = ?,
        done = coalesce(?, done), total = coalesce(?, total)
- WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?
-RETURNING cancel_at, streak, strikes, checkpoint, done, total, saves"""
+ WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?"""
+
+FINISH = f"{_END}\nRETURNING cancel_at, streak, strikes, checkpoint, done, total, saves"
+
+# And of one that told nothing since its claim: there is nothing to be read again.
+FINISH_SILENT = f"""{_END}
+   AND cancel_at = 0.0 AND saves = 0 AND checkpoint IS NULL AND done IS NULL AND total IS NULL"""
 
 FIND = f"SELECT {_COLUMNS} FROM fencepost_run WHERE {_KEY}"
 
@@ -76,7 +71,13 @@ BEAT = f"""
 UPDATE fencepost_run
    SET beat_at = ?, done = coalesce(?, done), total = coalesce(?, total)
  WHERE {_OURS}
-RETURNING cancel_at"""
+RETURNING cancel_at, reason"""
+
+# Whoever knows the token will tell how it ended.
+HAND_OVER = f"""
+UPDATE fencepost_run
+   SET beat_at = ?, reason = '{HANDED_OFF}'
+ WHERE {_OURS}"""
 
 # What differs from the last checkpoint is progress: losses in a row are forgotten. What arrives
 # after a later save changes neither.
@@ -139,20 +140,20 @@ SELECT {_ITEM_COLUMNS}
  ORDER BY item"""
 
 FIND_JOB = """
-SELECT job, definition, quarantined, paused
+SELECT job, definition, quarantined, paused, retired, paused_until, pruned
   FROM fencepost_job
  WHERE namespace = ? AND job = ?"""
 
-FIND_JOBS = """
-SELECT job, definition, quarantined, paused
-  FROM fencepost_job
- WHERE namespace = ?
- ORDER BY job"""
+_JOB_COLUMNS = ", ".join(JobRecord._fields)
 
+FIND_JOBS = f"SELECT {_JOB_COLUMNS} FROM fencepost_job WHERE namespace = ? ORDER BY job"
+
+# What instances know of a job they decide about: who only triggers it has no say in that.
 DEFINE = """
 INSERT INTO fencepost_job (namespace, job, definition, quarantined, paused)
 VALUES (?, ?, ?, '', '')
-    ON CONFLICT DO UPDATE SET definition = excluded.definition"""
+    ON CONFLICT DO UPDATE SET definition = excluded.definition
+ WHERE epoch = 0"""
 
 QUARANTINE = """
 INSERT INTO fencepost_job (namespace, job, definition, quarantined, paused)
@@ -220,6 +221,11 @@ def changes_of(run: RunRecord) -> tuple[Any, ...]:
     """Return what ``UPDATE`` sets: all but the key and the instant of creation."""
     row = row_of(run)
     return (*row[4:15], *row[16:])
+
+
+def job_of(row: tuple[Any, ...]) -> JobRecord:
+    """Return the job in a row."""
+    return JobRecord(*row)
 
 
 def item_of(columns: tuple[Any, ...]) -> ItemRecord:

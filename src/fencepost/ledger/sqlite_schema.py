@@ -7,6 +7,8 @@ has none of this in the file.
 from __future__ import annotations
 
 from fencepost.errors import Misuse
+from fencepost.ledger.alarm_sqlite_schema import ALARMS
+from fencepost.ledger.sqlite_planner_schema import SCHEDULES
 from fencepost.ledger.sqlite_testimony import BEGIN_LIFE, CREATE_LIFE
 from fencepost.model.run import FIRST, TABLE, State, legal
 from fencepost.stores.sqlite_schema import CREATE_RESERVE
@@ -19,12 +21,18 @@ if TYPE_CHECKING:
 PART = "ledger"
 
 
-def _listed(states: Iterable[State]) -> str:
-    return ", ".join(f"'{state.value}'" for state in State if state in set(states))
+def _one_of(column: str, states: Iterable[State]) -> str:
+    """Return the condition that a run is in one of these states.
+
+    Not by IN: of a list SQLite makes a table, each time that a trigger or a partial index asks.
+    """
+    known = set(states)
+    arms = (f"{column} = '{state.value}'" for state in State if state in known)
+    return f"({' OR '.join(arms)})"
 
 
 # In the words of the partial index, so that SQLite sees that it may use it.
-LIVE = f"state IN ({_listed(TABLE)})"
+LIVE = _one_of("state", TABLE)
 
 CREATE_MIGRATION = """
 CREATE TABLE IF NOT EXISTS fencepost_migration (
@@ -154,7 +162,7 @@ def _first_trigger() -> str:
     )
     return f"""
 CREATE TRIGGER IF NOT EXISTS fencepost_run_first BEFORE INSERT ON fencepost_run
-  WHEN NEW.state NOT IN ({_listed(FIRST)})
+  WHEN NOT {_one_of("NEW.state", FIRST)}
 BEGIN
     SELECT CASE NEW.state
 {arms}
@@ -169,7 +177,7 @@ def _next_trigger() -> str:
     An ended run has no line there: whatever column of it is to change, it is refused.
     """
     allowed = "\n           OR ".join(
-        f"OLD.state = '{before.value}' AND NEW.state IN ({_listed(follows)})"
+        f"OLD.state = '{before.value}' AND {_one_of('NEW.state', follows)}"
         for before, follows in TABLE.items()
     )
     return f"""
@@ -221,15 +229,63 @@ BEGIN
      WHERE namespace = OLD.namespace AND name = OLD.lease AND nonce = OLD.nonce AND held = 1;
 END"""
 
+# Nobody reads it either. What is put there is a run that asks to be claimed, and the lease that it
+# would have: one statement then does what else takes a transaction of four.
+_CREATE_CLAIM = """
+CREATE VIEW IF NOT EXISTS fencepost_claim AS
+SELECT '' AS namespace, '' AS job, 0 AS slot, 0 AS manual, 0 AS rerun, '' AS lock, 0 AS token,
+       '' AS nonce, '' AS host, 0 AS pid, '' AS version, '' AS origin, 0.0 AS at,
+       '' AS boot_id, 0 AS expires_us, 0 AS ttl_us, '' AS pulse, '' AS pulse_inode, 0 AS epoch"""
+
+# There is no such run yet, no live run of its lock, the job may run, and the lock's lease is free
+# under a lower token, or was never granted. ``decide`` would say GO to just that.
+CLAIMABLE = f"""
+       NOT EXISTS (SELECT 1 FROM fencepost_run
+                    WHERE namespace = NEW.namespace AND job = NEW.job AND slot = NEW.slot
+                      AND manual = NEW.manual AND rerun = NEW.rerun)
+   AND NOT EXISTS (SELECT 1 FROM fencepost_run INDEXED BY fencepost_run_live
+                    WHERE namespace = NEW.namespace AND lock = NEW.lock AND {LIVE})
+   AND NOT EXISTS (SELECT 1 FROM fencepost_job
+                    WHERE namespace = NEW.namespace AND job = NEW.job
+                      AND (quarantined <> '' OR paused <> '' OR retired <> ''
+                           OR pruned >= NEW.slot))
+   AND NOT EXISTS (SELECT 1 FROM fencepost_lease
+                    WHERE namespace = NEW.namespace AND name = NEW.lock
+                      AND (held = 1 OR nonce = NEW.nonce OR token >= NEW.token))
+   AND NEW.token > (SELECT token FROM fencepost_file WHERE id = 1)"""
+
+# Where anything else is true nothing changes, and ``decide`` is asked.
+_CLAIM_TRIGGER = f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_claim_made INSTEAD OF INSERT ON fencepost_claim
+  WHEN {CLAIMABLE}
+BEGIN
+    INSERT INTO fencepost_run
+           (namespace, job, slot, manual, rerun, state, lock, lease, token, nonce, host, pid,
+            version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
+            beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves, epoch)
+    VALUES (NEW.namespace, NEW.job, NEW.slot, NEW.manual, NEW.rerun, 'running', NEW.lock, NEW.lock,
+            NEW.token, NEW.nonce, NEW.host, NEW.pid, NEW.version, '', '', NEW.origin, NEW.at,
+            NEW.at, 0.0, 0.0, NEW.at, 0.0, 1, 0, 0, 0, 0, 0, 0, NEW.epoch);
+    INSERT INTO fencepost_lease
+           (namespace, name, token, nonce, held, boot_id, expires_us, ttl_us, beat, since_us,
+            host, pid, version, pulse, pulse_inode, ended)
+    VALUES (NEW.namespace, NEW.lock, NEW.token, NEW.nonce, 1, NEW.boot_id, NEW.expires_us,
+            NEW.ttl_us, 0, NEW.token, NEW.host, NEW.pid, NEW.version, NEW.pulse, NEW.pulse_inode,
+            '')
+        ON CONFLICT (namespace, name) DO UPDATE
+       SET token = excluded.token, since_us = excluded.since_us, nonce = excluded.nonce, held = 1,
+           boot_id = excluded.boot_id, expires_us = excluded.expires_us,
+           ttl_us = excluded.ttl_us, beat = 0, host = excluded.host, pid = excluded.pid,
+           version = excluded.version, pulse = excluded.pulse,
+           pulse_inode = excluded.pulse_inode, ended = '';
+END"""
+
 # Each is applied once, in order; what was released is never edited.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         _CREATE_RUN,
-        _CREATE_LIVE,
-        _first_trigger(),
         _CREATE_REFUSAL,
         _refusal_trigger(),
-        _next_trigger(),
         _LEFT_TRIGGER,
         _CREATE_ITEM,
         _CREATE_EVENT,
@@ -240,6 +296,24 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         CREATE_LIFE,
         BEGIN_LIFE,
         CREATE_RESERVE,  # which a file of an older fencepost lacks
+    ),
+    SCHEDULES,
+    (
+        # Some files have these since their first migration, in words that were slow.
+        "DROP INDEX IF EXISTS fencepost_run_live",
+        "DROP TRIGGER IF EXISTS fencepost_run_first",
+        "DROP TRIGGER IF EXISTS fencepost_run_next",
+        _CREATE_LIVE,
+        _first_trigger(),
+        _next_trigger(),
+        _CREATE_CLAIM,
+        _CLAIM_TRIGGER,
+    ),
+    ALARMS,
+    (
+        # A retired job has no new runs.
+        "DROP TRIGGER IF EXISTS fencepost_claim_made",
+        _CLAIM_TRIGGER,
     ),
 )
 

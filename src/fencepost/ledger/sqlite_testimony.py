@@ -32,7 +32,8 @@ SELECT max(coalesce((SELECT max(token) FROM fencepost_lease), 0),
 
 _OFTEN_US = 1_000_000
 
-_ANY_RUN = "SELECT EXISTS (SELECT 1 FROM fencepost_run)"
+_ANY_RUN = """
+SELECT EXISTS (SELECT 1 FROM fencepost_run) OR EXISTS (SELECT 1 FROM fencepost_alarm)"""
 
 
 class Testimony:
@@ -44,6 +45,11 @@ class Testimony:
         self._incarnation = ""
         self._doubt = ""
         self._issued = self._told = 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the file may be an older copy of the ledger, as far as was seen."""
+        return bool(self._doubt)
 
     def hear(self, db: Connection) -> None:
         """Compare the file with what was seen of it. Asked once for each connection."""
@@ -98,7 +104,7 @@ class Testimony:
 def doubt(seen: Seen | None, found: Seen, *, empty: bool) -> str:
     """Say why a ledger may be an older copy; nothing if there is no reason to think so.
 
-    A ledger without any run is one that somebody began anew, not a copy of yesterday's.
+    A ledger without any run or alarm is one that somebody began anew, not a copy of yesterday's.
     """
     if seen is None:
         return ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 
+from fencepost.errors import RunTimedOut
+from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
@@ -20,8 +22,14 @@ if TYPE_CHECKING:
 
     from fencepost.model.slot import RunKey
 
+# Who makes up for the past never keeps a live slot from running.
+BEHIND = frozenset({"backfill", "backfill_all", "owed"})
+# And this is how a slot is made up before the live ones.
+_CATCHUP = "catchup"
 # A run in trouble: from this many losses in a row on, it runs with nobody beside it.
 SUSPICIOUS = 2
+# Why a run waits that may be tried at any time: its ``not_before`` is only when it is tried again.
+_BLOCKED = frozenset({"lock_held", "replacing"})
 # And so many times max_losses without a step forward are enough, whoever is to blame: where no
 # asker can run it alone, nothing else would ever end it.
 HOPELESS = 4
@@ -31,7 +39,9 @@ class Want(NamedTuple):
     """A request for a run. The holder's nonce makes it safe to repeat.
 
     ``can_be_alone`` says that the asker can run it where a crash hurts nobody else. ``new`` asks
-    for a run of one's own: if the key is taken already, it is somebody else's.
+    for a run of one's own: if the key is taken already, it is somebody else's. Who is ``patient``
+    waits for a lock without a record of it; who has no ``room`` wants to know, not to begin.
+    ``planned`` is when the slot was to start, if its jitter made that later than its instant.
     """
 
     key: RunKey
@@ -41,6 +51,15 @@ class Want(NamedTuple):
     trigger: str = "trigger"
     can_be_alone: bool = False
     new: bool = False
+    patient: bool = False
+    room: bool = True
+    epoch: int = 0
+    planned: float = 0.0
+
+    @property
+    def behind(self) -> bool:
+        """Whether it makes up for the past, and so goes behind what is live."""
+        return self.trigger in BEHIND
 
 
 class Standing(NamedTuple):
@@ -66,6 +85,8 @@ class Facts(NamedTuple):
     standings: dict[str, Standing]
     quarantined: bool = False
     paused: bool = False
+    retired: bool = False
+    pruned: bool = False  # the slot is so old that nobody remembers whether it ran
 
 
 class Verdict(enum.Enum):
@@ -77,6 +98,7 @@ class Verdict(enum.Enum):
     LATER = "later"  # it waits, until ``at`` or until the lock is free
     AFTER = "after"  # an older run of the lock was lost, and is to be resumed first
     REPLACE = "replace"  # the run that is in its way is to be cancelled first
+    NO_ROOM = "no_room"  # it could go, but the asker has no room for it
 
 
 class Change(NamedTuple):
@@ -131,14 +153,23 @@ def leases_of(want: Want) -> list[str]:
     return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
 
 
-def decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
+def decide(want: Want, facts: Facts, *, now: float) -> Decision:
+    """Decide a claim at the ledger's time ``now``."""
+    decision = _decide(want, facts, now=now)
+    if decision.verdict is Verdict.GO and not want.room and not decision.adopted:
+        return Decision(Verdict.NO_ROOM)
+    return decision
+
+
+def _decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
     want: Want, facts: Facts, *, now: float
 ) -> Decision:
-    """Decide a claim at the ledger's time ``now``."""
     own = facts.own
     if own is not None and want.new and own.holder.nonce != want.holder.nonce:
         return Decision(Verdict.BUSY, blocker=own)
     if own is not None and own.state.terminal:
+        return Decision(Verdict.ENDED)
+    if own is None and facts.pruned and not (want.key.manual or want.behind):
         return Decision(Verdict.ENDED)
     if own is None and (twin := _twin(want, facts)) is not None:
         return Decision(Verdict.BUSY, blocker=twin, holder=facts.standings.get(twin.lease))
@@ -151,7 +182,9 @@ def decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
     if own is not None and own.starts and own.holder.nonce == want.holder.nonce:
         # A request that was long under way. It has had its attempt, and nobody waits for another.
         return Decision(Verdict.BUSY, blocker=own)
-    if own is not None and own.not_before > now:
+    if facts.retired and own is not None and own.active:  # there will be no other try
+        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "retired"))
+    if own is not None and own.not_before > now and own.reason not in _BLOCKED:
         return Decision(Verdict.LATER, at=own.not_before)
     if own is None or own.fresh:
         refusal = _refused(want, own, facts, now=now)
@@ -187,8 +220,11 @@ def _adopted(own: RunRecord, facts: Facts) -> Decision:
 def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
     """Decide about a run whose attempt vanished: resume it, let it wait, or end it."""
     struck = own.solitary
-    if own.cancel_at:  # whoever asked for an end gets that one: it is no failure
-        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "cancelled", lost=True))
+    if own.cancel_at or facts.retired:  # whoever asked for an end gets it: it is no failure
+        reason = "cancelled" if own.cancel_at else "retired"
+        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, reason, lost=True))
+    if own.handed_off and out_of_time(own, want.policy, now=now):
+        return _unheard(want.policy, own, now=now)
     if want.policy.on_loss is OnLoss.FAIL:
         return Decision(Verdict.ENDED, change=_end(State.FAILED, "lost", lost=True))
     hopeless = own.streak + 1 >= HOPELESS * want.policy.max_losses
@@ -205,21 +241,44 @@ def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
     return _free_or_blocked(want, facts, change=change, now=now)
 
 
+def _unheard(policy: Policy, own: RunRecord, *, now: float) -> Decision:
+    """Decide about a handed-off run of which nothing was heard in all of its time.
+
+    That is a timeout, not a loss, and is tried again as one: but not where a run must not be
+    tried twice, for nobody knows that the first try has ended.
+    """
+    assert policy.timeout is not None, "else it could not be out of time"
+    error = f"it was handed off, and not heard of within its timeout of {policy.timeout:g} s"
+    worth = policy.retry.worth(RunTimedOut(str(own.key), timeout=policy.timeout))
+    if worth and own.attempt < policy.retry.attempts and policy.on_loss is not OnLoss.FAIL:
+        at = now + policy.retry.pause(own.attempt, dice=1.0)
+        change = Change(State.WAITING_RETRY, "timeout", not_before=at, error=error)
+        return Decision(Verdict.LATER, change=change, at=at)
+    return Decision(Verdict.ENDED, change=Change(State.TIMED_OUT, "timeout", error=error))
+
+
 def _refused(want: Want, own: RunRecord | None, facts: Facts, *, now: float) -> Decision | None:
     """Decide about a run that never began, where the job or the time speaks against it."""
+    if facts.retired:
+        return Decision(Verdict.ENDED, change=Change(State.SKIPPED, "retired"))
     if facts.quarantined or facts.paused:
         reason = "quarantined" if facts.quarantined else "paused"
         return Decision(Verdict.ENDED, change=Change(State.SKIPPED, reason))
     deadline = want.policy.start_deadline
-    if deadline is not None and own is not None and now > own.created_at + deadline:
+    if deadline is not None and own is not None and now > _counted_from(want, own) + deadline:
         return Decision(Verdict.ENDED, change=Change(State.MISSED, "start_deadline"))
     return None
+
+
+def _counted_from(want: Want, own: RunRecord) -> float:
+    """Return when the time to start begins: as planned, or when somebody asked for an old slot."""
+    return max(own.key.slot, want.planned) if own.trigger == "schedule" else own.created_at
 
 
 def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
     """Grant a free lease of the lock, unless another run goes first."""
     if want.policy.overlap is Overlap.ALLOW:
-        return _permitted(want, facts, change=change)
+        return _permitted(want, facts, change=change, now=now)
     superseded = tuple(other.key for other in facts.others if _gives_way(want, other))
     in_the_way = [other for other in facts.others if other.key not in superseded]
     active = [other for other in in_the_way if other.active and _goes_first(want, other, facts)]
@@ -235,11 +294,30 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
     return Decision(Verdict.GO, lease=want.lock, change=change, superseded=superseded)
 
 
-def _permitted(want: Want, facts: Facts, *, change: Change) -> Decision:
+def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
+    for other in facts.others:
+        if _made_up_first(want, other, facts):
+            if _can_be_resumed(want, other, facts, now=now):
+                return Decision(Verdict.AFTER, blocker=other)
+            return _blocked(want, facts, other, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
+
+
+def _made_up_first(want: Want, other: RunRecord, facts: Facts) -> bool:
+    """Say whether a run that may overlap waits all the same: what is made up runs one at a time."""
+    return (
+        want.patient
+        and not want.behind
+        and _CATCHUP in (want.trigger, other.trigger)
+        and other.active
+        and other.key.job == want.key.job
+        and other.trigger not in BEHIND
+        and not other.key.manual
+        and _goes_first(want, other, facts)
+    )
 
 
 def _gives_way(want: Want, other: RunRecord) -> bool:
@@ -249,7 +327,7 @@ def _gives_way(want: Want, other: RunRecord) -> bool:
         and want.policy.retry_until is RetryUntil.NEXT_SLOT
         and other.key.job == want.key.job
         and other.key.slot < want.key.slot
-        and not (want.key.manual or other.key.manual)
+        and not (want.key.manual or other.key.manual or want.behind or other.trigger in BEHIND)
     )
 
 
@@ -287,14 +365,18 @@ def _replaces(want: Want, other: RunRecord) -> bool:
 def _came_first(want: Want, other: RunRecord, facts: Facts) -> bool:
     """Say whether ``other`` waits for the same lock and has waited for longer.
 
-    A run that was begun before goes before those that were not, however old they are.
+    A run that was begun before goes before those that were not, however old they are. What makes
+    up for the past goes after all that is live.
     """
+    if want.behind and facts.own is None:
+        return other.key.job == want.key.job and other.fresh and other.trigger not in BEHIND
     return (
         want.policy.overlap is Overlap.RESCHEDULE
         and not (facts.own is not None and facts.own.active)
         and other.key.job == want.key.job
         and other.fresh
         and other.key.slot < want.key.slot
+        and other.trigger not in BEHIND
     )
 
 
@@ -307,6 +389,12 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
         verdict = Verdict.LATER
         if change.lost:
             waits = change._replace(state=State.PENDING, reason="lock_held", blocker=blocker)
+    elif want.patient:
+        verdict = Verdict.LATER
+    elif other is not None and other.trigger in BEHIND:  # it will be over soon, and then it is ours
+        verdict = Verdict.LATER
+        if own is None:
+            waits = Change(State.PENDING, "lock_held", blocker)
     elif policy.overlap is Overlap.FAIL:
         verdict = Verdict.ENDED
         error = f"the lock {want.lock!r} was held"
@@ -371,6 +459,7 @@ def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
         started_at=now,
         beat_at=now,
         starts=1,
+        epoch=want.epoch,
     )
 
 
@@ -394,5 +483,11 @@ def _first_record(want: Want, change: Change, *, now: float) -> RunRecord:
     # Who asked first is kept by its nonce alone: asking again after a lost reply, it finds its own.
     asker = Holder(want.holder.nonce, "", 0, "")
     return RunRecord(
-        want.key, change.state, want.lock, holder=asker, trigger=want.trigger, created_at=now
+        want.key,
+        change.state,
+        want.lock,
+        holder=asker,
+        trigger=want.trigger,
+        created_at=now,
+        epoch=want.epoch,
     )

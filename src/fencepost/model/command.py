@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from fencepost.model.lease import stop_times
 
 TYPE_CHECKING = False
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 SHORTEST_TTL = 5.0
 # From SIGTERM to SIGKILL when others may be waiting for the end already.
 QUICK = 0.3
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def must_end(held: Trust, *, ends: float | None, notice: float) -> tuple[float, float]:
@@ -42,6 +45,11 @@ def must_stop(
 def notice_of(grace: float, *, max_hold: float | None) -> float:
     """Return how long before the end of ``max_hold`` a command is asked to stop."""
     return grace if max_hold is None else min(grace, max_hold / 2)
+
+
+def code_of_failure(number: int) -> int:
+    """Return the exit code of a shell for a command that could not be started, by its errno."""
+    return NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE
 
 
 def shell_code(code: int) -> int:

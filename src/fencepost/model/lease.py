@@ -58,6 +58,7 @@ class Record(NamedTuple):
     since: float
     ended: str = ""
     beat: int = 0
+    entrusted: bool = False  # to another program: its first holder's death frees nothing
 
 
 class Grant(NamedTuple):

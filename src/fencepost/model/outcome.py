@@ -20,7 +20,8 @@ _TRUE = frozenset({"succeeded", "already_done"})
 class Outcome(NamedTuple):
     """What became of a slot. True only if its work is done: ``succeeded`` or ``already_done``.
 
-    ``status`` is one of succeeded, failed, timed_out, cancelled, skipped, already_done, lost.
+    ``status`` is one of succeeded, failed, timed_out, cancelled, skipped, already_done, lost; or
+    handed_off: another program has the run, and will tell how it ended.
     ``held_for`` and ``lease_left`` are the blocking holder's, in seconds.
     """
 

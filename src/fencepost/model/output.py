@@ -13,6 +13,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# The event with what an attempt said whose run went on; its record has only the last one's words.
+OUTPUT = "attempt_output"
 KEPT = 16 * 1024
 # Longer than the secrets that are known by their looks alone.
 _BESIDE = 8 * 1024

@@ -6,6 +6,7 @@ import enum
 
 from fencepost.errors import GiveUp, Misuse, RetryAfter
 from fencepost.model.duration import positive, seconds
+from fencepost.model.lease import checked_ttl
 from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
@@ -127,6 +128,7 @@ class Policy(NamedTuple):
     loss_pause: float = 1.0
     start_deadline: float | None = None
     in_doubt: InDoubtPolicy = InDoubtPolicy.REPORT
+    handoff_beat: float | None = None  # how often a handed-off run is to be heard of
 
 
 LONGEST_LOSS_PAUSE = 300.0
@@ -154,6 +156,7 @@ def checked_policy(  # noqa: PLR0913 -- one for each word that a job may say
     loss_pause: Duration = "1s",
     start_deadline: Duration | None = None,
     in_doubt: str = "report",
+    handoff_beat: Duration | None = None,
 ) -> Policy:
     """Return the policy that was asked for, or say which part of it cannot be."""
     if isinstance(retry, int) and not isinstance(retry, bool):
@@ -179,6 +182,7 @@ def checked_policy(  # noqa: PLR0913 -- one for each word that a job may say
             None if start_deadline is None else positive(start_deadline, what="start_deadline")
         ),
         in_doubt=_word(InDoubtPolicy, in_doubt, "in_doubt"),
+        handoff_beat=None if handoff_beat is None else checked_ttl(handoff_beat),
     )
 
 

@@ -39,6 +39,9 @@ class State(enum.StrEnum):
         return self in TERMINAL
 
 
+# Why a run that runs has no process of ours that vouches for it: see ``Ledger.hand_over``.
+HANDED_OFF = "handed_off"
+
 P, R, W = State.PENDING, State.RUNNING, State.WAITING_RETRY
 TERMINAL = frozenset(State) - {P, R, W}
 
@@ -117,6 +120,7 @@ class RunRecord(NamedTuple):
     result: str | None = None
     error: str | None = None
     saves: int = 0
+    epoch: int = 0
 
     @property
     def attempt(self) -> int:
@@ -132,6 +136,11 @@ class RunRecord(NamedTuple):
         """Say whether it was that attempt itself that ended it: then nobody came too late."""
         ours = (self.token, self.holder.nonce) == (token, nonce)
         return ours and self.state is not R
+
+    @property
+    def handed_off(self) -> bool:
+        """Whether its attempt is in the hands of another program, which will tell how it ended."""
+        return self.state is R and self.reason == HANDED_OFF
 
     @property
     def fresh(self) -> bool:

@@ -23,6 +23,7 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.0+)?)?(Z|[+-]\d\d:?\d\
 # From 1970 on, and as far as four digits of a year go.
 _FIRST, _LAST = 0, 253_402_300_799
 _EPOCH, _SECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(seconds=1)
+_DAY = 86_400
 
 
 class RunKey(NamedTuple):
@@ -51,10 +52,18 @@ def parsed(text: str) -> RunKey:
     return RunKey(checked_job(found["job"]), instant(found["slot"]), manual, rerun)
 
 
-@lru_cache(maxsize=1024)
 def shown(slot: int) -> str:
     """Return a slot's instant as text."""
-    return datetime.fromtimestamp(slot, UTC).isoformat()[:19] + "Z"
+    # By hand: slots are many and days are few, and a calendar is dear.
+    day, second = divmod(slot, _DAY)
+    minute, second = divmod(second, 60)
+    hour, minute = divmod(minute, 60)
+    return f"{_date(day)}T{hour:02}:{minute:02}:{second:02}Z"
+
+
+@lru_cache(maxsize=64)
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY, UTC).date().isoformat()
 
 
 def instant(value: datetime | str | float) -> int:

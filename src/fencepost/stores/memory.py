@@ -94,7 +94,7 @@ class MemoryStore:
                 return Grant(record.token, ttl, adopted=True)
             if verdict is Verdict.SPENT:
                 raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-            if self._stopped(record.holder):
+            if self._is_dead(record):
                 return self._grant(key, holder, ttl)
             raise refusal(record, expires_in=record.expires - now)
 
@@ -173,7 +173,7 @@ class MemoryStore:
         if record is None:
             return None
         seen = self._view(record)
-        return seen._replace(held=False) if self._stopped(record.holder) else seen
+        return seen._replace(held=False) if self._is_dead(record) else seen
 
     def give(self, name: str, holder: Holder, ttl: float) -> Grant:
         """Grant a lease that was seen to be free."""
@@ -198,6 +198,14 @@ class MemoryStore:
         self._shelf.records[key] = record._replace(expires=now + ttl, ttl=ttl, beat=beat)
         return True
 
+    def entrust(self, name: str, nonce: str, token: int, ttl: float) -> bool:
+        """Move the end of a lease that no death frees any more; say whether it was ours."""
+        if not self.extend(name, nonce, token, ttl):
+            return False
+        key = self._key(name)
+        self._shelf.records[key] = self._shelf.records[key]._replace(entrusted=True)
+        return True
+
     def end(self, name: str, nonce: str) -> bool:
         """Give a lease back; say whether it was ours."""
         key = self._key(name)
@@ -206,6 +214,17 @@ class MemoryStore:
             return False
         self._shelf.records[key] = record._replace(held=False, ended="it was released")
         return True
+
+    def drop(self, name: str, nonce: str) -> None:
+        """Forget a lease of this nonce; its token stays the highest of all."""
+        record = self._shelf.records.get(self._key(name))
+        if record is not None and record.holder.nonce == nonce:
+            del self._shelf.records[self._key(name)]
+
+    @property
+    def highest(self) -> int:
+        """The highest token of all."""
+        return self._shelf.highest
 
     def revoke(self, name: str, nonce: str, operator: str, reason: str) -> int:
         """Take a lease from the holder of ``nonce``, if it has it; return the token from then on.
@@ -248,6 +267,9 @@ class MemoryStore:
             since=self._world.clocks.wall(),
         )
         return Grant(token, ttl)
+
+    def _is_dead(self, record: Record) -> bool:
+        return not record.entrusted and self._stopped(record.holder)
 
     def _next_token(self) -> int:
         wall_us = int(self._world.clocks.wall() * 1e6)

@@ -211,13 +211,18 @@ class SqliteStore(SqliteInner):
 
     def _wished(self, name: str, holder: Holder, ttl: float) -> tuple[Any, ...]:
         """Return a lease as it would be if it were free, by number; the first is its token."""
-        # The pulse must beat before anybody can read a row that leans on it.
-        pulse = ("", "") if self._private else self._pulse.beat(holder.nonce)
-        now, era = self._now()
         nonce, *who = holder
-        since_us, ttl_us = sql.us(self._world.clocks.wall()), sql.us(ttl)
-        times = (era, sql.us(now) + ttl_us, ttl_us)
-        return (since_us, nonce, *times, *who, *pulse, self._namespace, name)
+        since_us, *times, pulse, pulse_inode = self.terms(nonce, ttl)
+        return (since_us, nonce, *times, *who, pulse, pulse_inode, self._namespace, name)
+
+    def terms(self, nonce: str, ttl: float) -> tuple[int, str, int, int, str, str]:
+        """Return a token, and until when and by which pulse its lease would be held: from now."""
+        # The pulse must beat before anybody can read a row that leans on it.
+        pulse, pulse_inode = ("", "") if self._private else self._pulse.beat(nonce)
+        clocks, ttl_us = self._world.clocks, int(ttl * 1e6)
+        ends_us = int(clocks.boottime() * 1e6) + ttl_us
+        since_us = int(clocks.wall() * 1e6)
+        return since_us, clocks.era() or "", ends_us, ttl_us, pulse, pulse_inode
 
     def _adopt(
         self, db: Connection, wanted: dict[str, Any], token: int, ttl: float
@@ -251,10 +256,19 @@ class SqliteStore(SqliteInner):
             raise self._loss(name, nonce, token)
         return Grant(token, ttl)
 
-    def _move_end(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> int:
+    def _move_end(
+        self,
+        db: Connection,
+        name: str,
+        nonce: str,
+        token: int,
+        ttl: float,
+        *,
+        statement: str = sql.RENEW,
+    ) -> int:
         now, era = self._now()
         return db.execute(
-            sql.RENEW,
+            statement,
             {
                 "namespace": self._namespace,
                 "name": name,
@@ -268,8 +282,11 @@ class SqliteStore(SqliteInner):
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
         line = self._line(name) if self.capabilities.fair else None
-        if line is not None and token is not None and line.anybody() and self._hand.possible:
-            changed = self._hand.give(line, name, nonce, token)
+        called = None
+        if line is not None and token is not None and self._hand.possible:
+            called = line.call()
+        if line is not None and token is not None and called is not None:
+            changed = self._hand.give(line, called, name, nonce, token)
             line = None  # it was told
         else:
             values = (self._namespace, name, nonce, token)
@@ -366,6 +383,10 @@ class SqliteStore(SqliteInner):
                 self._lines.clear()
             line = self._lines[name] = Line(self._folder, namespace=self._namespace, name=name)
         return line
+
+    def anybody_waits(self) -> bool:
+        """Say whether anybody waits for any lease at all."""
+        return self.capabilities.fair and self._line("").anybody()
 
     def _wake(self, name: str) -> None:
         if self.capabilities.fair:

@@ -14,7 +14,6 @@ from contextlib import suppress
 
 from fencepost.errors import FencepostError, OutcomeUnknown
 from fencepost.model.lease import Grant, next_token
-from fencepost.model.named import NamedTuple
 from fencepost.stores.api import Handed
 from fencepost.world.line import LinePlace
 
@@ -34,7 +33,7 @@ UPDATE fencepost_lease
    SET held = 0, ended = 'it was released'
  WHERE namespace = ? AND name = ? AND nonce = ? AND held = 1 AND token = coalesce(?, token)"""
 
-# The release and the next grant in one, if the waiter still waits. By number, as in Wish.
+# The release and the next grant in one, if the waiter still waits. By number, as in a wish.
 _HAND_OVER = """
 UPDATE fencepost_lease
    SET token = ?1, since_us = ?2, expires_us = ?3, boot_id = ?6, ttl_us = ?7, nonce = ?8,
@@ -51,43 +50,36 @@ SELECT token, expires_us, ttl_us
    AND expires_us > ?"""
 
 
-class Wish(NamedTuple):
-    """What a waiter wants to be handed, and the pipe that it will lean on."""
-
-    namespace: str
-    name: str
-    boot_id: str
-    ttl_us: int
-    nonce: str
-    host: str
-    pid: int
-    version: str
-    pulse: str
-    pulse_inode: str
+# What a waiter wants to be handed, and the pipe that it will lean on: namespace, name and boot id;
+# ttl in us, nonce, host, pid and version; pulse and its inode. Plain: it is made in a hurry.
+Wish = tuple[str, str, str, int, str, str, int, str, str, str]
 
 
 def read_wish(text: bytes) -> Wish | None:
     """Return what somebody wrote on the board, or None if it makes no sense."""
     try:
-        where, name, era, ttl_us, nonce, host, pid, *rest = text.decode().split("\n")
-        return Wish(where, name, era, int(ttl_us), nonce, host, int(pid), *rest)
-    except (TypeError, ValueError):
+        where, name, era, ttl_us, nonce, host, pid, version, *on = text.decode().split("\n")
+        pulse, inode = on
+        wish = where, name, era, int(ttl_us), nonce, host, int(pid), version, pulse, inode
+    except ValueError:
         return None
+    return wish if nonce and wish[3] > 0 else None
 
 
 class _Offer:
     """Whom a lease is offered. Asked again, as a busy file makes us do, it calls anew."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self.called: Called | None = None
+    def __init__(self, line: Line, called: Called) -> None:
+        self._line, self._fresh = line, True
+        self.called: Called | None = called
         self.heir, self.token = "", 0
 
-    def call(self) -> Wish | None:
-        self.hang_up()
-        self.called, self.token = None, 0
-        # Called before the commit, the waiter is awake by the time it hears us hang up.
-        self.called = self._line.call()
+    def wish(self) -> Wish | None:
+        if not self._fresh:
+            self.hang_up()
+            self.called, self.token = None, 0
+            self.called = self._line.call()
+        self._fresh = False
         return None if self.called is None else read_wish(self.called.wish)
 
     def hang_up(self) -> None:
@@ -118,19 +110,20 @@ class HandOver:
         """
         db.create_function("fencepost_waits", 0, self._waits)
 
-    def give(self, line: Line, name: str, nonce: str, token: int) -> bool:
-        """Release the lease, to the first in line if possible; say whether it was ours."""
-        offer = _Offer(line)
+    def give(self, line: Line, called: Called, name: str, nonce: str, token: int) -> bool:
+        """Release the lease, to the one who is called if possible; say whether it was ours."""
+        offer = _Offer(line, called)
 
         def work(db: Connection) -> int:
-            wish = offer.call()
-            if wish is not None and self._concerns(wish, name):
-                self._called, offer.heir = offer.called, wish.nonce
-                clocks = self._world.clocks
+            wish = offer.wish()
+            clocks = self._world.clocks
+            if wish is not None and wish[:3] == (self._namespace, name, clocks.era()):
+                ttl_us, offer.heir = wish[3:5]
+                self._called = offer.called
                 wall_us = int(clocks.wall() * 1e6)
                 offer.token = next_token(token, store_us=wall_us)
                 # The trust of whoever takes it begins with the instant that is read here.
-                expires_us = int(clocks.boottime() * 1e6) + wish.ttl_us
+                expires_us = int(clocks.boottime() * 1e6) + ttl_us
                 values = (offer.token, wall_us, expires_us, *wish, nonce, token)
                 if db.execute(_HAND_OVER, values).rowcount:
                     return 1
@@ -148,6 +141,8 @@ class HandOver:
             offer.hang_up()
         if offer.called is None:
             line.wake()  # who has come since
+        elif offer.token:
+            _let_run()
         return bool(changed)
 
     def _is_safe(self, offer: _Offer) -> bool:
@@ -190,12 +185,18 @@ class HandOver:
         lease = f"{self._namespace}\n{name}\n{self._world.clocks.era()}\n{int(ttl * 1e6)}"
         return f"{lease}\n{nonce}\n{host}\n{pid}\n{version}".encode()
 
-    def _concerns(self, wish: Wish, name: str) -> bool:
-        whose = wish[:3] == (self._namespace, name, self._world.clocks.era())
-        return whose and wish.ttl_us > 0 and bool(wish.nonce)
-
     def _waits(self) -> bool:
         return self._called is not None and self._called.still_waits()
+
+
+def _let_run() -> None:
+    """Let the one who was called have our core.
+
+    Linux may wake it there although another core is idle: it would have the lease, and wait until
+    we sleep.
+    """
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
 
 
 class SqlitePlace(LinePlace):
@@ -220,9 +221,9 @@ class SqlitePlace(LinePlace):
 
     async def accept(self) -> Handed | None:
         """Take what was handed to us, if we were called for that."""
-        if not self.seat.deaf:
-            return None
         seat = self.seat
+        if not seat.deaf:
+            return None
         handed = await self.world.call(self._hand.take, *self._wanted, seat)
         if handed is not None:
             self.keep(self._wanted[1])

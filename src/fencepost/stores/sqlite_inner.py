@@ -6,6 +6,8 @@ commit. Only whether a holder lives is not in the file: so the proof of a death 
 
 from __future__ import annotations
 
+import os
+
 from fencepost.model.lease import Grant, left, view
 from fencepost.stores import sqlite_rows as sql
 
@@ -75,23 +77,43 @@ class SqliteInner:
             self._sweep(db)
         return grant
 
-    def wish(self, name: str, holder: Holder, ttl: float) -> tuple[Any, ...]:
-        """Return a lease as it would be if it were free; its token would be the first of it."""
-        return self._wished(name, holder, ttl)
-
-    def take_free(self, db: Connection, wish: tuple[Any, ...]) -> bool:
-        """Grant what was wished for, if it is free and its last token is lower."""
-        return db.execute(sql.GRANT_FREE, wish).rowcount == 1
-
     def extend(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> bool:
         """Move the end of a lease; say whether it was still ours to move."""
         return self._move_end(db, name, nonce, token, ttl) == 1
+
+    def entrust(self, db: Connection, name: str, nonce: str, token: int, ttl: float) -> bool:
+        """Move the end of a lease, and lean on nobody's pulse any more; say whether it was ours."""
+        return self._move_end(db, name, nonce, token, ttl, statement=sql.ENTRUST) == 1
+
+    def drop(self, db: Connection, name: str, nonce: str) -> None:
+        """Delete a lease of this nonce: the file remembers its token."""
+        db.execute(sql.DROP, (self.namespace, name, nonce))
+
+    def deleted(self, db: Connection) -> int:
+        """Return the highest token of all that was deleted from the file."""
+        found = db.execute(sql.FIND_DELETED).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def sweep(self, db: Connection) -> None:
+        """Remove what the dead left behind, once their leases are dropped."""
+        self._sweep(db)
 
     def revoke(self, db: Connection, name: str, nonce: str, operator: str, reason: str) -> int:
         """Take a lease from the holder of ``nonce``; return the token from then on, or 0."""
         row = self._find(db, name)
         ours = row is not None and row.record.holder.nonce == nonce
         return self._take_away(db, name, row.record.token, reason, operator) if row and ours else 0
+
+    def now(self) -> tuple[float, str]:
+        """Return what leases are judged by: the boot clock, and which boot it is."""
+        return self._now()
+
+    def is_dead(self, pulse: str, inode: str) -> bool:
+        """Say whether a holder is known to be dead; in doubt it is not."""
+        proof = self.pulse.proof(pulse, inode) if self.file.path != ":memory:" else None
+        if proof is not None:
+            os.close(proof)
+        return proof is not None
 
     def gave(self, name: str, nonce: str, *, wake: bool) -> None:
         """Need our pulse no more for this nonce; wake who waits for a lease that is free now."""
@@ -118,9 +140,17 @@ class SqliteInner:
         ) -> Grant | None: ...
         def _sweep(self, db: Connection) -> None: ...
         def _move_end(
-            self, db: Connection, name: str, nonce: str, token: int, ttl: float
+            self,
+            db: Connection,
+            name: str,
+            nonce: str,
+            token: int,
+            ttl: float,
+            *,
+            statement: str = sql.RENEW,
         ) -> int: ...
         def _take_away(
             self, db: Connection, name: str, token: int, reason: str, operator: str
         ) -> int: ...
         def _wake(self, name: str) -> None: ...
+        def anybody_waits(self) -> bool: ...  # noqa: D102 -- the store says it

@@ -71,10 +71,21 @@ UPDATE fencepost_lease
  WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token
    AND held = 1 AND boot_id = :boot_id AND expires_us > :now_us"""
 
+# The same, and from now on the death of the process that was granted it proves nothing.
+ENTRUST = """
+UPDATE fencepost_lease
+   SET expires_us = :now_us + :ttl_us, ttl_us = :ttl_us, beat = beat + 1, pulse = '',
+       pulse_inode = ''
+ WHERE namespace = :namespace AND name = :name AND nonce = :nonce AND token = :token
+   AND held = 1 AND boot_id = :boot_id AND expires_us > :now_us"""
+
 BREAK = """
 UPDATE fencepost_lease
    SET token = :new_token, nonce = '', held = 0, ended = :ended
  WHERE namespace = :namespace AND name = :name"""
+
+# A lease whose name will hardly be wanted again. A trigger remembers its token.
+DROP = "DELETE FROM fencepost_lease WHERE namespace = ? AND name = ? AND nonce = ?"
 
 RECORD_BREAK = """
 INSERT INTO fencepost_break (namespace, name, token, new_token, holder, operator, reason, at_us)

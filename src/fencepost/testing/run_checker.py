@@ -19,6 +19,7 @@ The five promises of ``checker`` hold for the leases of runs as well, and are ch
 events are known beside its own: declared, due, triggered, outcome; claimed, adopted, beat, saved,
 item_begun, item_ended, settled (all writes of an attempt), became (what others did to a run),
 asked (for a cancel), stale (a refused write); began, left, effect, wrote; at the end row and item.
+A ledger alone has ``concluded`` instead of settled: how the body was left is not on record.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class _Reader:
             "item_begun": self._item_begun,
             "item_ended": self._written,
             "settled": self._settled,
+            "concluded": self._concluded,
             "became": self._became,
             "asked": self._asked,
             "broken": self._broken,
@@ -239,6 +241,11 @@ class _Reader:
             self._found("true end", f"{run.key} became {event.state}, but its body was {left}")
         if state is State.CANCELLED and not run.asked:
             self._found("true end", f"{run.key} was cancelled, and nobody had asked for that")
+        self._compare_starts(run, event)
+
+    def _concluded(self, event: Event) -> None:
+        run = self._written(event)
+        self._change(run, State(event.state), event)
         self._compare_starts(run, event)
 
     def _became(self, event: Event) -> None:

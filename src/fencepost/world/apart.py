@@ -28,7 +28,7 @@ _BEGIN = (
 )
 
 
-def start_apart(
+def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
     argv: Sequence[str],
     *,
     environment: dict[str, str],
@@ -36,26 +36,31 @@ def start_apart(
     lifeline: int | None,
     until: tuple[float, float],
     grace: float,
-    passed: Sequence[int],
+    passed: Sequence[int] = (),
+    stdout: int | None = None,
+    stderr: int | None = None,
+    cwd: str | None = None,
 ) -> Guarded:
     """Start a command under guard, from any thread of any process.
 
     As ``guardian.start``; the descriptors ``passed`` are the command's too, under their numbers.
+    It begins in the folder ``cwd``, or in ours.
     """
     import subprocess  # dear, and never needed by the guardian itself
 
-    lines = lay_lines()
-    mine = [lines.to_guardian, lines.to_sentinel, lines.report]
-    theirs = [*lines.theirs]
-    started = False
+    streams = {fd for fd in (stdout, stderr) if fd is not None}
+    started, theirs, mine = False, [*streams], []
     try:
+        lines = lay_lines()
+        mine += [lines.to_guardian, lines.to_sentinel, lines.report]
+        theirs += lines.theirs
         if lifeline is not None:
             lifeline = os.dup(lifeline)  # the store may close its own at any time
             theirs.append(lifeline)
         orders = (
             [os.fsencode(word) for word in argv],
             {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-            (nonce, lines.pledge, lines.pledge_name, lifeline, *until, grace),
+            (nonce, lines.pledge, lines.pledge_name, lifeline, *until, grace, stdout, stderr),
             [int(signum) for signum in ignored_here()],
             tuple(lines.posts),
         )
@@ -65,6 +70,7 @@ def start_apart(
             stdin=subprocess.DEVNULL,
             pass_fds=(*theirs, *passed),
             start_new_session=True,
+            cwd=cwd,
         )
         started = True
     finally:
@@ -77,9 +83,10 @@ def start_apart(
 def main(fd: int) -> NoReturn:
     """Read the orders and be the guardian, to the end of this process."""
     argv, environment, words, ignored, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
-    for post in posts:  # the command must not have these, or its end would not be theirs
+    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, grace, stdout, stderr = words
+    # The command must not have these, or its end would not be theirs; its streams are given to it.
+    for post in (*posts, *(fd for fd in (stdout, stderr) if fd is not None)):
         os.set_inheritable(post, False)  # noqa: FBT003 -- the standard library's way
-    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, grace = words
     orders = Orders(
         argv=[os.fsdecode(word) for word in argv],
         environment={os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
@@ -92,6 +99,8 @@ def main(fd: int) -> NoReturn:
         grace=grace,
         ignored=frozenset(ignored),
         mask=set(),  # whichever thread it was that started us
+        stdout=stdout,
+        stderr=stderr,
     )
     be_guardian(orders, Posts(*posts))
 
@@ -113,16 +122,3 @@ def opened(fd: int) -> bytes:
         content += os.pread(fd, size - len(content), len(content))
     os.close(fd)
     return content
-
-
-def marked(*, name: str, token: int, nonce: str) -> dict[str, str]:
-    """Return our environment, and in it the mark by which a command's children are recognised."""
-    environment = dict(os.environ)
-    outer = environment.get("FENCEPOST_NONCE")
-    if outer:  # a command within a command answers to both guards
-        within = environment.get("FENCEPOST_WITHIN")
-        environment["FENCEPOST_WITHIN"] = f"{within},{outer}" if within else outer
-    environment["FENCEPOST_NAME"] = name
-    environment["FENCEPOST_TOKEN"] = str(token)
-    environment["FENCEPOST_NONCE"] = nonce
-    return environment

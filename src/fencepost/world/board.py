@@ -65,9 +65,8 @@ class Board:
         if not any(tickets):
             return []
         keys = self._words[_WORDS : _WORDS * (len(tickets) + 1) : _WORDS].tolist()
-        return sorted(
-            (ticket, slot) for slot, ticket in enumerate(tickets) if ticket and keys[slot] == key
-        )
+        slots = range(len(tickets))
+        return sorted([(tickets[n], n) for n in slots if tickets[n] and keys[n] == key])
 
     def stand(self, slot: int, key: int, ticket: int) -> None:
         """Wait at a slot from the instant ``ticket`` on."""
@@ -76,8 +75,9 @@ class Board:
 
     def withdraw(self, slot: int, ticket: int) -> None:
         """Wait no longer; of use to others only if ``ticket`` is still what the slot says."""
-        if ticket and self.ticket(slot) == ticket:
-            self._words[(slot + 1) * _WORDS + 1] = 0
+        word = (slot + 1) * _WORDS + 1
+        if ticket and self._words[word] == ticket:
+            self._words[word] = 0
 
     def ticket(self, slot: int) -> int:
         """Return the ticket of one slot."""

@@ -222,3 +222,16 @@ def start(
 def ignored_here() -> frozenset[int]:
     """Return the signals that this process was told to ignore, and its command with it."""
     return frozenset(s for s in _INHERITED if signal.getsignal(s) is signal.SIG_IGN)
+
+
+def marked(*, name: str, token: int, nonce: str) -> dict[str, str]:
+    """Return our environment, and in it the mark by which a command's children are recognised."""
+    environment = dict(os.environ)
+    outer = environment.get("FENCEPOST_NONCE")
+    if outer:  # a command within a command answers to both guards
+        within = environment.get("FENCEPOST_WITHIN")
+        environment["FENCEPOST_WITHIN"] = f"{within},{outer}" if within else outer
+    environment["FENCEPOST_NAME"] = name
+    environment["FENCEPOST_TOKEN"] = str(token)
+    environment["FENCEPOST_NONCE"] = nonce
+    return environment

@@ -32,7 +32,8 @@ class Tee:
     """Two pipes for a command to write to, and the thread that empties them.
 
     ``stdout`` and ``stderr`` are the command's ends. They are for ``guardian.start`` to take over:
-    as long as anybody else had them open, the thread would not see the command's end.
+    as long as anybody else had them open, the thread would not see the command's end. An ``out`` or
+    ``err`` of -1 is nobody: then it is only recorded.
     """
 
     def __init__(self, excerpt: Excerpt, *, out: int = 1, err: int = 2) -> None:
@@ -151,5 +152,5 @@ class _Strand:
         os.set_blocking(reads, False)
         self.reads, self.to = reads, to
         self.open = True  # whether the command, or a child of it, can still write
-        self.heard = True  # whether anybody reads what we pass on
+        self.heard = to >= 0  # whether anybody reads what we pass on
         self.pending = bytearray()  # read, and not yet passed on

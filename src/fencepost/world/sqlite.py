@@ -54,7 +54,10 @@ class SqliteFile:
     def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
         """Run ``work`` outside of any transaction: for a single statement that reads."""
         with self._turn:
-            return self._until_free(self._open(patience), work, patience)
+            connection = self._connection
+            if connection is None or connection.in_transaction:
+                connection = self._open(patience)
+            return self._until_free(connection, work, patience)
 
     def write(
         self,
@@ -95,6 +98,7 @@ class SqliteFile:
         """Run ``work``, of which only the last statement writes: it is its own transaction.
 
         Cheaper than ``write`` by two statements. If the file is busy all of ``work`` is done again.
+        It returns None if it wrote nothing: then there is nothing to sync.
         """
         with self._turn:
             connection = self._connection
@@ -103,7 +107,7 @@ class SqliteFile:
             if self._log is None and not durable:
                 self._relax(connection)
             result = self._until_free(connection, work, patience)
-            if durable and self._log is not None:
+            if durable and result is not None and self._log is not None:
                 self._sync()
             return result
 

@@ -21,8 +21,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fencepost.ledger.api import Attempt, JobRecord, Ledger, LedgerAbilities, Report
+    from fencepost.ledger.api import Attempt, Ledger, LedgerAbilities, Report
     from fencepost.model.claim import Claimed, Want
+    from fencepost.model.definition import JobRecord
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemRecord, ItemState
     from fencepost.model.lease import Holder
@@ -282,6 +283,10 @@ class RemoteLedger:
     ) -> Flow[RunRecord]:
         """End the attempt."""
         return self._ask(self._server.finish, attempt, settled, report)
+
+    def hand_over(self, attempt: Attempt, *, ttl: float) -> Flow[None]:
+        """Entrust the attempt to somebody else."""
+        return self._plainly(lambda ledger: ledger.hand_over(attempt, ttl=ttl))
 
     def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False

@@ -1,0 +1,455 @@
+"""What a tick does inside of one transaction, on the desk of any ledger.
+
+The order is part of the contract: what has ended is recorded first, so that what waited for it can
+go; then runs that were begun before, then slots that are due, then the past. One job that cannot
+be planned never stops the others: it is looked at again later, and told of.
+"""
+
+from __future__ import annotations
+
+from fencepost.ledger.planning import (
+    BACKFILL_ALL,
+    Asked,
+    Begun,
+    Lane,
+    Note,
+    Place,
+    Ticked,
+    told_safely,
+)
+from fencepost.model.claim import Verdict
+from fencepost.model.plan import WAITS, Past, Span, plan, starts_at
+from fencepost.model.policy import OnLoss
+from fencepost.model.run import RunRecord, State
+from fencepost.model.schedule import EveryAfter, schedule_from
+from fencepost.model.slot import RunKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fencepost.ledger.planning import Ask, Desk
+    from fencepost.model.claim import Claimed, Want
+    from fencepost.model.definition import JobRecord
+    from fencepost.model.plan import Plan
+
+# How long a job is left alone that cannot be planned.
+TROUBLE = 60.0
+_LONGEST_WAIT = 60.0
+# How many jobs that are due a tick looks at once there is no room to begin any.
+_MOST_PAST_ROOM = 100
+# How many slots of the past one tick looks at before it lets others go, and in how many lanes.
+_LOOKS, _MOST_LANES = 200, 100
+_AGAIN = {"skip": frozenset[State](), "all": frozenset(State)}
+_AGAIN["failed"] = frozenset({State.FAILED, State.TIMED_OUT, State.MISSED, State.SKIPPED})
+# How many runs and jobs that are due, and of which the instance knows nothing, a tick looks at.
+_MOST_UNKNOWN = 1000
+# And how soon it goes on from there.
+_SOON = 0.1
+
+
+def repeats(existing: str, run: RunRecord) -> bool:
+    """Say whether a run that has ended is to be repeated."""
+    return run.state.terminal and run.state in _AGAIN[existing]
+
+
+def made_up_as(lane: Lane, slot: int, known: RunRecord | None, *, pruned: int) -> int | None:
+    """Return which run of a slot a lane is to begin; None if none, for that was done before.
+
+    A slot whose history is gone counts as done. To repeat it all the same takes a number that none
+    of its forgotten runs can have had.
+    """
+    if known is not None:
+        return known.key.rerun + 1 if repeats(lane.existing, known) else None
+    if slot > pruned or lane.trigger == "owed":  # what is owed was never begun
+        return 0
+    return int(lane.created_at) if lane.existing == "all" else None
+
+
+def tick(desk: Desk, ask: Ask) -> Ticked:
+    """Carry one tick out."""
+    return _Tick(desk, ask).carried_out()
+
+
+class _Tick:
+    def __init__(self, desk: Desk, ask: Ask) -> None:
+        self._desk, self._ask, self._now = desk, ask, desk.now
+        self._begun: list[Begun] = []
+        self._notes: list[Note] = []
+        self._full = False
+        self._asked = self._past_room = self._unknown = 0
+        self._left: Place | None = None
+
+    def carried_out(self) -> Ticked:
+        desk, ask = self._desk, self._ask
+        ended = [desk.finish(end) for end in ask.ended]
+        if ask.again:
+            self._find_granted()
+        if ask.sweep:
+            for run in desk.lost_runs(only=ask.only):
+                self._go_on(run)
+        self._go_on_all()
+        stirred = {end.attempt.key.job for end in ask.ended} & ask.stirs
+        for job in sorted(stirred):
+            self._stir(job)
+        self._due_all(stirred)
+        self._make_up_all()
+        pause = self._pause()
+        return Ticked(self._begun, ended, self._notes, pause, self._full, left=self._left)
+
+    def _go_on_all(self) -> None:
+        """Go on with runs that wait, from where the last tick left off."""
+        ask, since = self._ask, self._ask.since or Place()
+        if since.job is not None:
+            return
+        due = self._desk.due_runs(most=ask.most, only=ask.only, after=since.run)
+        for looks, run in enumerate(due, 1):
+            if self._enough():
+                return
+            self._go_on(run)
+            if self._unknown >= _MOST_UNKNOWN:
+                self._left = Place(run=(run.not_before, run.key))
+                return
+            if looks - self._unknown >= ask.most:
+                return
+
+    def _due_all(self, stirred: set[str]) -> None:
+        """Decide what is due, from where the last tick left off."""
+        ask, since = self._ask, self._ask.since or Place()
+        if self._left is not None:
+            return
+        page = max(1, min(ask.most, ask.room - len(self._begun) + _MOST_PAST_ROOM // 4))
+        for record in self._desk.due_jobs(most=page, only=ask.only, after=since.job):
+            if self._enough():
+                return
+            if record.job not in stirred:
+                self._due(record)
+            if self._unknown >= _MOST_UNKNOWN:
+                assert record.next_due is not None, "else it would not be due"
+                self._left = Place(job=(record.next_due, record.job))
+                return
+
+    def _pause(self) -> float | None:
+        """Return how long until something is due; what is due and not ours is looked at later."""
+        due = self._desk.next_look()
+        if due is None:
+            return None
+        if due > self._now:
+            return due - self._now
+        if self._left is not None:
+            return _SOON
+        return 0.0 if self._begun and not self._full else WAITS
+
+    def _enough(self) -> bool:
+        """Say whether to leave the rest of what is due to the next tick, or to another instance.
+
+        Without room only slots can be decided that are not to run. To look for them costs as much
+        as to begin others, so that is done along with the sweep, and for some only.
+        """
+        if self._room:
+            return False
+        self._full = True
+        self._past_room += 1
+        return not self._ask.sweep or self._past_room > _MOST_PAST_ROOM
+
+    @property
+    def _room(self) -> bool:
+        return len(self._begun) < self._ask.room
+
+    def _want(
+        self, key: RunKey, job: JobRecord | None, trigger: str, *, patient: bool = False
+    ) -> Want | None:
+        template = key.job if job is None else job.template or job.job
+        self._asked += 1
+        # Each time it is asked its attempts get nonces of their own: one is good for one attempt.
+        nonce = f"{self._ask.nonce}{self._ask.again:02x}{self._asked:04x}"
+        epoch, digest = (0, "") if job is None else (job.epoch, job.digest)
+        try:
+            want = self._ask.want(
+                Asked(key, template, nonce, trigger, epoch, digest, self._room, patient)
+            )
+        except Exception as error:  # noqa: BLE001 -- as with a schedule: others are not to blame
+            self._trouble(job, key.job, error)
+            self._postpone_for(self._desk.run(key), TROUBLE)
+            return None
+        if want is None:
+            self._unknown += 1
+            return None
+        room, planned = self._room_for(want), 0.0 if job is None else self._planned_start(job, key)
+        if (want.room, want.patient, want.planned) == (room, patient, planned):
+            return want
+        return want._replace(room=room, patient=patient, planned=planned)
+
+    def _planned_start(self, job: JobRecord, key: RunKey) -> float:
+        """Return when a slot was to start, if its job has jitter and nothing else says so."""
+        if "jitter" not in job.rules or key.manual:
+            return 0.0
+        try:
+            schedule = job.schedule
+        except Exception:  # noqa: BLE001 -- whoever plans it tells of that
+            return 0.0
+        if schedule is None or isinstance(schedule, EveryAfter):
+            return 0.0
+        return starts_at(schedule, job.catching_up, job.job, key.slot)
+
+    def _room_for(self, want: Want) -> bool:
+        """Say whether a run may be claimed: one that a loss would end, only if it can begin."""
+        free = self._ask.free
+        if free is not None and want.policy.on_loss is OnLoss.FAIL:
+            return len(self._begun) < min(free, self._ask.room)
+        return self._room
+
+    def _trouble(self, job: JobRecord | None, name: str, error: Exception) -> None:
+        """Leave a job alone for a while that cannot be planned, or asked for, and tell of it."""
+        if job is not None and job.next_due is not None and job.next_due <= self._now:
+            self._desk.move_job(job._replace(next_due=self._now + TROUBLE))
+        self._notes.append(Note("trouble", name, about=(("error", told_safely(error)),)))
+
+    def _begin(self, claimed: Claimed, job: JobRecord | None) -> None:
+        assert claimed.run is not None, "what was claimed has a record"
+        template = claimed.run.key.job if job is None else job.template or job.job
+        begun = Begun(claimed, template, rerun=self._repeated(claimed.run))
+        if job is not None:
+            begun = begun._replace(payload=job.payload, spec=job.spec, since=job.effective_from)
+        self._begun.append(begun)
+
+    def _repeated(self, run: RunRecord) -> int:
+        """Return by which run of its slot the items of a run are known."""
+        for rerun in range(run.key.rerun, 0, -1):
+            known = self._desk.run(run.key._replace(rerun=rerun))
+            if known is None:  # nobody remembers it
+                return 0
+            if known.trigger == BACKFILL_ALL:
+                return rerun
+        return 0
+
+    def _find_granted(self) -> None:
+        for claimed in self._desk.granted(self._ask.nonce):
+            assert claimed.run is not None, "what was granted has a record"
+            self._begin(claimed, self._desk.job(claimed.run.key.job))
+
+    # Runs that were begun, or wait for their turn.
+
+    def _go_on(self, run: RunRecord, *, depth: int = 0) -> None:
+        """Claim a run that is there already, if this instance knows its job."""
+        job = self._desk.job(run.key.job)
+        if job is not None and job.retired and run.state is not State.RUNNING:
+            self._retire(run)
+            return
+        want = self._want(run.key, job, run.trigger)
+        if want is None:
+            return
+        claimed = self._desk.claim(want)
+        verdict, found = claimed.verdict, claimed.run or run
+        if verdict is Verdict.GO:
+            self._begin(claimed, job)
+        elif verdict is Verdict.ENDED:
+            self._tell(found)
+        elif verdict is Verdict.NO_ROOM:
+            self._full = True
+        elif not claimed.pause:
+            if verdict is Verdict.REPLACE:
+                self._replace(want, claimed)
+            elif verdict is Verdict.AFTER and claimed.blocker is not None and depth < 3:
+                self._go_on(claimed.blocker, depth=depth + 1)
+            self._postpone(found)
+
+    def _retire(self, run: RunRecord) -> None:
+        """End what waits of a job that is retired, whoever knows it: there is no other try."""
+        state = State.SKIPPED if run.fresh else State.CANCELLED
+        ended = run._replace(state=state, reason="retired", ended_at=self._now, not_before=0.0)
+        self._tell(self._desk.put_run(ended, before=run))
+
+    def _postpone(self, run: RunRecord) -> None:
+        """Look at a run again that waits for others: the longer it has waited, the later."""
+        waited = self._now - run.created_at
+        self._postpone_for(self._desk.run(run.key), min(max(WAITS, waited / 8), _LONGEST_WAIT))
+
+    def _postpone_for(self, run: RunRecord | None, pause: float) -> None:
+        if run is not None and run.state in (State.PENDING, State.WAITING_RETRY):
+            self._desk.put_run(run._replace(not_before=self._now + pause), before=run)
+
+    def _replace(self, want: Want, claimed: Claimed) -> None:
+        """Ask the run that is in the way to stop; after its grace take its token away."""
+        blocker = claimed.blocker
+        assert blocker is not None, "something must be in the way"
+        operator = f"replaced by {want.key}"
+        if not blocker.cancel_at:
+            self._desk.cancel(blocker.key, force=False, operator=operator)
+        elif self._now >= blocker.cancel_at + want.policy.cancel_grace:
+            self._desk.cancel(blocker.key, force=True, operator=operator)
+
+    # Slots that are due.
+
+    def _stir(self, name: str) -> None:
+        """Look at a job of which a run has just ended: something may have waited for that."""
+        for run in self._desk.waiting(name):
+            self._go_on(run)
+        job = self._desk.job(name)
+        if job is not None and job.epoch and not job.retired and not self._rests(job):
+            self._due(job)
+
+    def _rests(self, job: JobRecord) -> bool:
+        """Say whether a job wants a pause between the slots that it makes up."""
+        due = job.next_due
+        return (
+            bool(job.owed) and due is not None and due > self._now and bool(job.catching_up.pause)
+        )
+
+    def _due(self, job: JobRecord) -> None:
+        try:
+            if job.paused_until and self._now >= job.paused_until:
+                job = self._unpaused(job)
+            planned = self._planned(job)
+        except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, others are not to blame
+            self._trouble(job, job.job, error)
+            return
+        if planned.slot is None or self._claim_slot(job, planned, planned.slot):
+            self._decided(job, planned)
+
+    def _unpaused(self, job: JobRecord) -> JobRecord:
+        """End a pause whose time is over; what came due until then is skipped, and on record."""
+        planned = self._planned(job, now=job.paused_until)
+        self._decided(job, planned)
+        job = job._replace(watermark=planned.watermark, next_due=planned.next_due, owed=0)
+        job = job._replace(paused="", paused_until=0.0)
+        self._desk.move_job(job)
+        return job
+
+    def _planned(self, job: JobRecord, *, now: float | None = None) -> Plan:
+        schedule = job.schedule
+        if schedule is None:  # it lost its schedule: there is nothing to look for
+            from fencepost.model.plan import Plan
+
+            return Plan(None, (), job.watermark, None)
+        past = self._desk.past(job.job) if isinstance(schedule, EveryAfter) else Past()
+        now = self._now if now is None else now
+        return plan(schedule, job.catching_up, job.agenda, now=now, past=past)
+
+    def _claim_slot(self, job: JobRecord, planned: Plan, slot: int) -> bool:
+        """Claim a slot; say whether it is decided, so that the watermark may pass it."""
+        trigger = "catchup" if planned.waits and planned.owed else "schedule"
+        want = self._want(RunKey(job.job, slot), job, trigger, patient=planned.waits)
+        if want is None:
+            return False  # somebody else knows the job, or it will be an orphan
+        claimed = self._desk.claim(want)
+        if claimed.verdict is Verdict.AFTER and claimed.blocker is not None:
+            self._go_on(claimed.blocker)
+            claimed = self._desk.claim(want._replace(room=self._room_for(want)))
+        verdict = claimed.verdict
+        if verdict is Verdict.NO_ROOM:
+            self._full = True
+            return False
+        if verdict is Verdict.AFTER or (verdict is Verdict.LATER and claimed.run is None):
+            self._desk.move_job(job._replace(next_due=self._now + WAITS))
+            return False
+        if verdict is Verdict.GO:
+            self._begin(claimed, job)
+        elif verdict is Verdict.REPLACE:
+            self._replace(want, claimed)
+        elif verdict is Verdict.ENDED and claimed.fresh and claimed.run is not None:
+            self._tell(claimed.run)
+        return True
+
+    def _decided(self, job: JobRecord, planned: Plan) -> None:
+        for span in planned.spans:
+            self._desk.span(job.job, span)
+            self._tell_span(job, span)
+        if planned.later is not None:
+            self._owe(job, *planned.later)
+        self._desk.advance(job.job, planned.watermark, planned.next_due, planned.owed)
+
+    def _owe(self, job: JobRecord, first: int, last: int) -> None:
+        """Have slots made up behind the live ones, by the schedule that they came from."""
+        self._desk.put_lane(
+            Lane(
+                0,
+                job.job,
+                first,
+                last + 1,
+                first,
+                trigger="owed",
+                spec=job.spec,
+                created_at=self._now,
+            )
+        )
+
+    # The past.
+
+    def _make_up_all(self) -> None:
+        ask, desk = self._ask, self._desk
+        freed = {end.attempt.key.job for end in ask.ended}
+        # Who asks for one job has patience of its own.
+        looks = 0
+        for lane in desk.due_lanes(jobs=freed) if ask.only is None else desk.lanes(ask.only):
+            if self._enough() or looks >= _MOST_LANES:
+                break
+            unknown = self._unknown
+            self._make_up(lane)
+            looks += unknown == self._unknown  # what others know must not keep us from ours
+
+    def _make_up(self, lane: Lane) -> None:
+        job = self._desk.job(lane.job)
+        if job is None or job.retired:
+            self._desk.put_lane(lane._replace(ended_at=self._now, stopped="the job is retired"))
+            return
+        try:
+            if job.paused_until and self._now >= job.paused_until:
+                job = self._unpaused(job)
+            schedule = schedule_from(lane.spec or job.spec)
+        except Exception as error:  # noqa: BLE001 -- as above
+            self._desk.put_lane(lane._replace(not_before=self._now + TROUBLE))
+            self._notes.append(Note("trouble", lane.job, about=(("error", told_safely(error)),)))
+            return
+        if job.barred:
+            self._desk.put_lane(lane._replace(not_before=self._now + WAITS))
+            return
+        for _ in range(_LOOKS):
+            slot = lane.next_slot(schedule)
+            if slot is None:
+                self._desk.put_lane(lane._replace(ended_at=self._now))
+                self._notes.append(Note("backfilled", lane.job, about=(("lane", lane.number),)))
+                return
+            if self._desk.made_up(lane.job, lane.trigger) >= lane.max_active:
+                done: bool | None = False
+            else:
+                done = self._make_up_slot(lane, job, slot)
+            if done is None:  # this instance cannot: it does not know the job, or has no room
+                self._desk.put_lane(lane)
+                return
+            if not done:
+                self._desk.put_lane(lane._replace(not_before=self._now + WAITS))
+                return
+            lane = lane.past(slot)
+        self._desk.put_lane(lane)
+
+    def _make_up_slot(self, lane: Lane, job: JobRecord, slot: int) -> bool | None:
+        """Begin a slot of the past; True if it is done or begun, False if it has to wait."""
+        known = self._desk.newest_rerun(RunKey(job.job, slot))
+        if known is not None and not known.state.terminal:
+            return known.trigger != lane.trigger or lane.existing == "skip"
+        rerun = made_up_as(lane, slot, known, pruned=job.pruned)
+        if rerun is None:
+            return True
+        want = self._want(RunKey(job.job, slot, rerun=rerun), job, lane.trigger, patient=True)
+        if want is None:
+            return None
+        claimed = self._desk.claim(want)
+        if claimed.verdict is Verdict.GO:
+            self._begin(claimed, job)
+            return True
+        if claimed.verdict is Verdict.NO_ROOM:
+            self._full = True
+            return None
+        return claimed.verdict is Verdict.ENDED
+
+    # What to tell.
+
+    def _tell(self, run: RunRecord) -> None:
+        about: tuple[tuple[str, object], ...] = (("reason", run.reason),)
+        if run.blocker:
+            about += (("blocker", run.blocker),)
+        what = "quarantined" if run.reason == "poison" else run.state.value
+        self._notes.append(Note(what, run.key.job, str(run.key), about))
+
+    def _tell_span(self, job: JobRecord, span: Span) -> None:
+        about = (("reason", span.reason), ("first", span.first), ("last", span.last))
+        self._notes.append(Note(span.state.value, job.job, span.into, about))

@@ -1,0 +1,64 @@
+"""However its instances die and freeze, a cluster runs every slot once, and forgets none."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+from schedlab import Member, books_of, complaints, effects, members, repeated, unproven, until
+
+from fencepost.model.run import State
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JOBS, LEASE = 20, 2.0
+# Half a minute in every run of the tests; FENCEPOST_SOAK_SECONDS=120 in `make soak`.
+SECONDS = float(os.environ.get("FENCEPOST_SOAK_SECONDS", "30"))
+EVERY = 10.0 if SECONDS > 60 else 3.0
+# Whoever is late passes slots over, and a slot finds its job's last run not resumed yet.
+REASONS = {"coalesced", "lock_held"}
+
+
+def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
+    tmp_path: Path,
+) -> None:
+    dice = random.Random(SECONDS)
+    with members() as fleet:
+
+        def start() -> Member:
+            member = Member(tmp_path, "cluster", jobs=JOBS, lease=LEASE)
+            fleet.append(member)
+            return member
+
+        alive = [start() for _ in range(4)]
+        until(lambda: len({effect.pid for effect in effects(tmp_path)}) == 4)
+        end = time.monotonic() + SECONDS
+        kills = 0
+        while time.monotonic() < end:
+            frozen = dice.choice(alive)
+            frozen.pause()
+            time.sleep(EVERY / 2)
+            victim = dice.choice([member for member in alive if member is not frozen])
+            victim.kill()
+            kills += 1
+            alive.remove(victim)
+            alive.append(start())
+            time.sleep(max(EVERY / 2, LEASE + 0.5 - EVERY / 2))
+            frozen.go_on()
+        for member in alive:
+            assert member.alive
+            member.ask_to_stop()
+        assert [member.ended() for member in alive] == [0] * 4
+    books, done = books_of(tmp_path), effects(tmp_path)
+    assert kills >= 2
+    assert repeated(books, done) == []
+    assert unproven(tmp_path) == []
+    assert complaints(books, reasons=REASONS) == []
+    succeeded = [run for run in books.runs if run.state is State.SUCCEEDED]
+    assert len(succeeded) > JOBS * SECONDS * 0.5
+    assert not [run for run in books.runs if run.state is State.FAILED]
+    # What the stop left behind was given back: nothing is said to run that nobody runs.
+    assert not [run for run in books.runs if run.state is State.RUNNING]
