@@ -13,7 +13,7 @@ help:            ## this list
 demo: .venv/ready            ## a cluster is killed and paused, beside a plain lock; then the proof (30 s)
 	@$(BIN)/fencepost demo
 
-test: .venv/dev            ## every test, on real files and processes
+test: .venv/dev .servers/ready            ## every test, on real files and processes
 	@$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 check: .venv/dev            ## format, lint, types, tidiness
@@ -38,7 +38,7 @@ soak: .venv/dev            ## what is too long for every day: 200 kills in each 
 	@$(BIN)/fencepost simulate --seeds 5000 --store sqlite
 
 clean:            ## remove what the other targets made
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .servers build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencepost needs Python 3.11 or newer: make PYTHON=python3.11 …"; exit 1; }
@@ -53,3 +53,9 @@ clean:            ## remove what the other targets made
 .venv/dev: pyproject.toml | .venv/bin/python
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ .venv/ready
+
+# Servers that no wheel brings: Debian's packages, unpacked into the checkout, nothing installed.
+.servers/ready: tests/kit/servers/fetch.py
+	@rm -rf .servers
+	@$(PYTHON) tests/kit/servers/fetch.py .servers
+	@touch $@

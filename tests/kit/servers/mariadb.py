@@ -1,0 +1,100 @@
+"""MariaDB: Debian's, unpacked, else what is installed."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pymysql
+
+from servers.running import Running, as_nobody, give_to_nobody
+from servers.where import UNPACKED, libraries, missing, on_path, unpacked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+
+class MariaDB(Running):
+    """A server of our own, with its log flushed at each commit."""
+
+    settings: Sequence[str] = ()
+
+    def prepare(self) -> None:
+        """Make the data folder."""
+        self._server = unpacked("usr/sbin/mariadbd") or on_path("mariadbd")
+        install = unpacked("usr/bin/mariadb-install-db") or on_path("mariadb-install-db")
+        if self._server is None or install is None:
+            missing("MariaDB", "mariadb-server-core")
+        give_to_nobody(self.folder)
+        subprocess.run(
+            as_nobody(
+                [
+                    *(str(install), "--no-defaults", *self._base(), f"--datadir={self.data}"),
+                    *("--auth-root-authentication-method=normal", "--skip-test-db"),
+                    "--innodb-log-file-size=10M",
+                ]
+            ),
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+            env={**libraries(), "PATH": f"{UNPACKED}/usr/bin:{UNPACKED}/usr/sbin:/usr/bin:/bin"},
+        )
+
+    @property
+    def data(self) -> Path:
+        """Where the data are."""
+        return self.folder / "data"
+
+    @property
+    def socket(self) -> Path:
+        """Where its administrator finds it."""
+        return self.folder / "sock"
+
+    def command(self) -> Sequence[str]:
+        """Return the words that start it."""
+        return as_nobody(
+            [
+                *(str(self._server), "--no-defaults", *self._base(), f"--datadir={self.data}"),
+                *(f"--socket={self.socket}", f"--port={self.port}", "--bind-address=127.0.0.1"),
+                *(f"--pid-file={self.folder}/pid", "--innodb-log-file-size=10M"),
+                *("--innodb-flush-log-at-trx-commit=1", "--max-connections=300"),
+                *("--skip-name-resolve", *self.settings),
+            ]
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Return where its libraries are."""
+        return libraries()
+
+    def ready(self) -> bool:
+        """Say whether it takes statements; make the user that comes over loopback."""
+        try:
+            self.run("CREATE USER IF NOT EXISTS post@'127.0.0.1' IDENTIFIED BY 'secret'")
+            self.run("GRANT ALL ON *.* TO post@'127.0.0.1' WITH GRANT OPTION")
+        except pymysql.OperationalError:
+            return False
+        return True
+
+    def url(self, database: str = "test") -> str:
+        """Return where fencepost finds it."""
+        return f"mariadb://post:secret@127.0.0.1:{self.port}/{database}"
+
+    def run(self, statement: str) -> Sequence[tuple[object, ...]]:
+        """Run a statement as its administrator."""
+        db = pymysql.connect(unix_socket=str(self.socket), user="root", autocommit=True)
+        try:
+            with db.cursor() as cursor:
+                cursor.execute(statement)
+                return list(cursor.fetchall())
+        finally:
+            db.close()
+
+    def database(self, name: str) -> str:
+        """Make an empty database, unless it is there; return its URL."""
+        self.run(f"CREATE DATABASE IF NOT EXISTS `{name}`")
+        return self.url(name)
+
+    def _base(self) -> list[str]:
+        inside = self._server is not None and self._server.is_relative_to(UNPACKED)
+        return [f"--basedir={UNPACKED}/usr"] if inside else []

