@@ -44,6 +44,7 @@ def in_ledger(run: Run, _folder: str) -> None:
             if tx.once(item):
                 tx.execute("INSERT INTO effect VALUES (?)", (item,))
             tx.save(item)
+        say(saved=item)
         time.sleep(PACE)
 
 
@@ -58,6 +59,7 @@ def in_other(run: Run, folder: str) -> None:
             conn.execute("COMMIT")
             if item % 2:
                 run.save(item)
+                say(saved=item)
             time.sleep(PACE)
 
 
@@ -70,6 +72,7 @@ def outside(run: Run, folder: str) -> None:
                 os.write(fd, f"{item} {first.key}\n".encode())
         if item % 2:
             run.save(item)
+            say(saved=item)
         time.sleep(PACE)
     os.close(fd)
 

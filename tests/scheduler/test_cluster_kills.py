@@ -48,6 +48,8 @@ def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
             alive.append(start())
             time.sleep(max(EVERY / 2, LEASE + 0.5 - EVERY / 2))
             frozen.go_on()
+        # Whoever was started last must be up, or there is nobody yet to hear the signal.
+        until(lambda: {member.pid for member in alive} <= {e.pid for e in effects(tmp_path)})
         for member in alive:
             assert member.alive
             member.ask_to_stop()

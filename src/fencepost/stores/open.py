@@ -29,9 +29,28 @@ class Scheme(NamedTuple):
     extra: str | None = None
 
 
+_POSTGRES = Scheme("fencepost.stores.postgres", "open_postgres", "postgres")
+_MARIADB = Scheme("fencepost.stores.mariadb", "open_mariadb", "mariadb")
+_REDIS = Scheme("fencepost.stores.redis", "open_redis", "redis")
+_ETCD = Scheme("fencepost.stores.etcd", "open_etcd", "etcd")
+_ZOOKEEPER = Scheme("fencepost.stores.zookeeper", "open_zookeeper", "zookeeper")
+_OBJECTS = Scheme("fencepost.stores.objects", "open_s3", "objects")
 _SCHEMES = {
     "memory": Scheme("fencepost.stores.memory", "open_memory"),
     "sqlite": Scheme("fencepost.stores.sqlite", "open_sqlite"),
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "mariadb": _MARIADB,
+    "mysql": _MARIADB,
+    "redis": _REDIS,
+    "valkey": _REDIS,
+    "rediss": _REDIS._replace(opener="open_rediss"),
+    "etcd": _ETCD,
+    "etcds": _ETCD._replace(opener="open_etcds"),
+    "zookeeper": _ZOOKEEPER,
+    "s3": _OBJECTS,
+    "gs": _OBJECTS._replace(opener="open_gs"),
+    "az": _OBJECTS._replace(opener="open_az"),
 }
 
 
