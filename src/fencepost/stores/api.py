@@ -12,6 +12,7 @@ from fencepost.model.named import NamedTuple, Protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fencepost.model.lease import Grant, Holder, View
+    from fencepost.model.symptom import Symptom
 
 
 class Capabilities(NamedTuple):
@@ -62,6 +63,13 @@ class OpenPlace(Place, Protocol):
 
     def withdraw(self) -> None:
         """Be handed nothing any more: an acquire that is sent after this knows the last word."""
+
+
+class Examined(Protocol):
+    """A store that can say what would break its promises where it stands. A store need not."""
+
+    async def examine(self) -> list[Symptom]:
+        """Look at the server's settings, privileges and clock; change nothing that lasts."""
 
 
 class LeaseStore(Protocol):
