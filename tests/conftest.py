@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+pytest_plugins = ["fence_fixtures"]
 
 # Who is started in the background ignores these, and so do its children; our tests send them.
-for _number in (signal.SIGINT, signal.SIGQUIT):
-    if signal.getsignal(_number) is signal.SIG_IGN:
-        signal.signal(
-            _number,
-            signal.default_int_handler if _number is signal.SIGINT else signal.SIG_DFL,
-        )
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what needs a newer Python. Nothing is skipped: a skip is for what is missing."""
+    too_new = [
+        item
+        for item in items
+        if (mark := item.get_closest_marker("since")) and sys.version_info < mark.args
+    ]
+    if too_new:
+        config.hook.pytest_deselected(items=too_new)
+        items[:] = [item for item in items if item not in too_new]

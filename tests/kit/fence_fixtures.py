@@ -1,7 +1,8 @@
+"""A lease, and a database of the user's own in which it is fenced."""
+
 from __future__ import annotations
 
 import sqlite3
-import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -45,15 +46,3 @@ def fp() -> Iterator[Fencepost]:
 def lease(fp: Fencepost) -> Iterator[Lease]:
     with fp.lock("billing") as lease:
         yield lease
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a newer Python. Nothing is skipped: a skip is for what is missing."""
-    too_new = [
-        item
-        for item in items
-        if (mark := item.get_closest_marker("since")) and sys.version_info < mark.args
-    ]
-    if too_new:
-        config.hook.pytest_deselected(items=too_new)
-        items[:] = [item for item in items if item not in too_new]
