@@ -14,12 +14,12 @@ from fencepost.model.policy import OnLoss, Overlap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from sqlite3 import Connection
     from typing import Any
 
     from fencepost.errors import RunLost
-    from fencepost.ledger.planning import End, InstanceRecord, JobPlace, Lane, RunPlace
+    from fencepost.ledger.planning import Due, End, InstanceRecord, JobPlace, Lane, RunPlace
     from fencepost.ledger.sqlite_books import SqliteBooks
     from fencepost.model.claim import Want
     from fencepost.model.definition import Definition, JobRecord
@@ -243,8 +243,25 @@ class SqliteDesk:
             self.urgent = True
         return claimed
 
-    def finish(self, end: End) -> RunRecord | RunLost:
-        """End an attempt."""
+    def claim_all(self, slots: Sequence[Due]) -> list[Claimed | None]:
+        """Claim by the batch what nothing speaks against."""
+        claimed = self._books.claim_all(self._db, slots)
+        careful = any(due.want.policy.on_loss is OnLoss.FAIL for due in slots)
+        self.urgent = self.urgent or careful
+        return claimed
+
+    def finish_all(self, ends: Sequence[End]) -> list[RunRecord | RunLost]:
+        """End attempts."""
+        answers: list[RunRecord | RunLost] = []
+        for end, run in zip(ends, self._books.finish_all(self._db, ends), strict=True):
+            if run is None:
+                answers.append(self._finish(end))
+            else:
+                self.over.append((end.attempt.lease, end.attempt.nonce, True))
+                answers.append(run)
+        return answers
+
+    def _finish(self, end: End) -> RunRecord | RunLost:
         attempt, settled, report = end
         run = None
         if settled.state.terminal and not report.counts:

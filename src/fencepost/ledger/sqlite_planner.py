@@ -221,7 +221,7 @@ class SqlitePlanner:
     def _ticked(self, desk: SqliteDesk, ask: Ask) -> Ticked:
         if not desk.off:
             return tick(desk, ask)
-        ended = [desk.finish(end) for end in ask.ended]
+        ended = desk.finish_all(ask.ended)
         return Ticked([], ended, [], WAITS, off=desk.off)
 
     # What is old.
