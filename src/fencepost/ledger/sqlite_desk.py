@@ -5,7 +5,7 @@ from __future__ import annotations
 from fencepost.ledger import sqlite_planner_rows as sql
 from fencepost.ledger.planning import PAGE
 from fencepost.ledger.sqlite_books import Ended
-from fencepost.ledger.sqlite_rows import job_of, run_of
+from fencepost.ledger.sqlite_rows import COLUMNS, job_of, run_of
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.cohort import Cohort
 from fencepost.model.lease import Grant
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
+
+
+# Where in a row of what runs its run begins, and two columns of that.
+_RUN = 6
+_JOB, _NONCE = (_RUN + COLUMNS.split(", ").index(name) for name in ("job", "nonce"))
 
 
 def _flat(place: RunPlace) -> tuple[Any, ...]:
@@ -102,17 +107,17 @@ class SqliteDesk:
         lost = []
         for row in self._db.execute(sql.FIND_RUNNING, (self._namespace,)).fetchall():
             held, nonce, boot, expires_us, *pulse = row[:6]
-            run = run_of(row[6:])
-            if only not in (None, run.key.job):
+            # Nearly all of them are well: only what is lost is worth a record.
+            if only not in (None, row[_JOB]):
                 continue
-            gone = not held or nonce != run.holder.nonce or boot != era or expires_us <= now * 1e6
+            gone = not held or nonce != row[_NONCE] or boot != era or expires_us <= now * 1e6
             if not gone:
                 felt = (pulse[0], pulse[1])
                 if felt not in dead:
                     dead[felt] = self._leases.is_dead(*felt)
                 gone = dead[felt]
             if gone:
-                lost.append(run)
+                lost.append(run_of(row[_RUN:]))
         return lost
 
     def granted(self, nonce: str) -> list[Claimed]:

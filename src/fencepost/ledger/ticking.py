@@ -60,7 +60,7 @@ class _Tick:
         self._asked = self._past_room = self._unknown = 0
         self._left: Place | None = None
         self._batch: list[tuple[JobRecord, Plan, Want]] = []  # to be claimed at once
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[tuple[object, ...], Plan] = {}  # of what is due alike
 
     def carried_out(self) -> Ticked:
         desk, ask = self._desk, self._ask
@@ -292,7 +292,7 @@ class _Tick:
         try:
             if job.paused_until and self._now >= job.paused_until:
                 job = self._unpaused(job)
-            planned = self._planned(job)
+            planned = self._planned_alike(job)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, others are not to blame
             self._trouble(job, job.job, error)
             return
@@ -340,6 +340,17 @@ class _Tick:
         job = job._replace(paused="", paused_until=0.0)
         self._desk.move_job(job)
         return job
+
+    def _planned_alike(self, job: JobRecord) -> Plan:
+        """Plan a job; those that stand alike are planned alike, unless their name has a say."""
+        alike = (job.spec, job.rules, job.watermark, job.owed, job.barred)
+        planned = self._plans.get(alike)
+        if planned is None:
+            planned = self._planned(job)
+            named = "jitter" in job.rules or isinstance(job.schedule, EveryAfter)
+            if not named and not planned.spans:
+                self._plans[alike] = planned
+        return planned
 
     def _planned(self, job: JobRecord, *, now: float | None = None) -> Plan:
         schedule = job.schedule
