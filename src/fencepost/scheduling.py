@@ -380,7 +380,7 @@ class Scheduling:
 
     async def _would_run(self, lane: Lane, schedule: Schedule) -> list[RunKey]:
         """Return the runs that a backfill would begin, in its order."""
-        from fencepost.ledger.ticking import made_up_as
+        from fencepost.ledger.made_up import made_up_as
 
         known = {}
         found = await self.planner.slots(lane.job, start=lane.start, end=lane.until, limit=10**6)

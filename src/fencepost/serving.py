@@ -155,18 +155,17 @@ def _tzdata() -> str:
 class Parked:
     """Where the flow of an attempt waits, at the cost of nothing, until its end is recorded."""
 
-    def __init__(self, end: End) -> None:
-        self.end = end
+    __slots__ = ("end", "flow")
+    flow: Coroutine[Any, Any, Any]  # the one that waits here, as who drives it knows
+
+    def __init__(self, attempt: Attempt, settled: Settled, report: Report) -> None:
+        self.end = End(attempt, settled, report)
 
     def __await__(self) -> Generator[Parked, RunRecord | RunLost, RunRecord]:
         answer = yield self
         if isinstance(answer, RunLost):
             raise answer
         return answer
-
-
-async def _park(attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
-    return await Parked(End(attempt, settled, report))
 
 
 class ThreadCrew:
@@ -176,14 +175,15 @@ class ThreadCrew:
         self._serving, self._working, self._world, self._size = serving, working, world, size
         self._hands = Hands(size, self._work)
         # Of all that can wake a thread, this alone may be used by a handler of signals.
-        self._ends: SimpleQueue[tuple[Coroutine[Any, Any, Any], End] | None] = SimpleQueue()
-        self._parked: deque[tuple[Coroutine[Any, Any, Any], End]] = deque()
+        self._ends: SimpleQueue[Parked | None] = SimpleQueue()
+        self._parked: deque[Parked] = deque()
         self._begun = self._over = 0
         self._stale_at = _NEVER  # when to look for what has waited on the pile for too long
         self._turn = threading.Lock()
-        self._open: dict[str, tuple[Coroutine[Any, Any, Any], End]] = {}  # told, not yet recorded
+        self._open: dict[str, Parked] = {}  # told, not yet recorded
         self._dismissed = False
         self._server = threading.get_ident()
+        self._moved = False  # whether the one who serves has seen an attempt to its end
         self.gone = threading.Event()  # once nobody serves any more
         self.pid = os.getpid()
         self._pace = 0.0  # attempts that end in a second, of late
@@ -224,10 +224,8 @@ class ThreadCrew:
         """Take the ends that were told since the last time."""
         given_back = self._give_back()
         self._take(0.0)
-        taken: list[Told] = []
-        while self._parked:
-            flow, end = self._parked.popleft()
-            taken.append(Told(end, partial(self._go_on, flow, end)))
+        taken = [Told(parked.end, partial(self._go_on, parked)) for parked in self._parked]
+        self._parked.clear()
         now = self._world.clocks.boottime()
         passed = max(now - self._paced_at, 1e-4)
         if given_back:
@@ -257,7 +255,7 @@ class ThreadCrew:
         assert run is not None, "what was begun has a record"
         attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
         try:
-            ended = await _park(attempt, _RELEASED, _NOTHING)
+            ended = await Parked(attempt, _RELEASED, _NOTHING)
         except RunLost:
             self._serving.tell_given_back(attempt, "lost")
         else:
@@ -266,6 +264,8 @@ class ThreadCrew:
 
     async def rest(self, seconds: float) -> None:
         """Wait until an end is told or a stop is asked for."""
+        if self._moved:  # there is room that was not there before
+            self._moved, seconds = False, 0.0
         if self._hands.waits():
             self._hands.look()
             seconds = min(seconds, STUCK)
@@ -308,8 +308,8 @@ class ThreadCrew:
             self._open.clear()
         if self.busy:
             self.stop(0.0)
-        for flow, end in left:
-            self._record(flow, end)
+        for parked in left:
+            self._record(parked)
         self._give_back()
         self._hands.dismiss()
 
@@ -321,9 +321,12 @@ class ThreadCrew:
 
     def _work(self, given: tuple[Begun, float]) -> None:
         begun, sent = given
-        terms = Terms(_park, None, begun, lambda: self.recall_at)
+        terms = Terms(Parked, None, begun, self._stopped)
         job = self._serving.job_of(begun)
         self._step(self._working.carry_out(job, begun.claimed, sent, terms=terms), None)
+
+    def _stopped(self) -> float | None:
+        return self.recall_at
 
     def _step(self, flow: Coroutine[Any, Any, Any], answer: RunRecord | RunLost | None) -> None:
         """Drive the flow of an attempt to its end, or to where it waits for its end to be kept."""
@@ -338,40 +341,45 @@ class ThreadCrew:
         if os.getpid() != self.pid:  # a body has forked, and its child came back here
             os._exit(0 if error is None else 1)
         if parked is not None:
-            self._told_of(flow, parked.end)
+            parked.flow = flow
+            self._told_of(parked)
             return
         if error is not None:
             self._serving.tell_trouble(error)
         with self._turn:
             self._over += 1
-        self._ends.put(None)
+        if threading.get_ident() == self._server:
+            self._moved = True
+        else:
+            self._ends.put(None)
 
-    def _told_of(self, flow: Coroutine[Any, Any, Any], end: End) -> None:
+    def _told_of(self, parked: Parked) -> None:
         """Leave the record of an end to the one who serves; if nobody does, make it here."""
         with self._turn:
             alone = self._dismissed
             if not alone:
-                self._open[end.attempt.nonce] = (flow, end)
+                self._open[parked.end.attempt.nonce] = parked
         if alone:
-            self._record(flow, end)
+            self._record(parked)
         else:
-            self._ends.put((flow, end))
+            self._ends.put(parked)
 
-    def _go_on(self, flow: Coroutine[Any, Any, Any], end: End, answer: RunRecord | RunLost) -> None:
+    def _go_on(self, parked: Parked, answer: RunRecord | RunLost) -> None:
         with self._turn:
-            if self._open.pop(end.attempt.nonce, None) is None:
+            if self._open.pop(parked.end.attempt.nonce, None) is None:
                 return
-        self._step(flow, answer)
+        self._step(parked.flow, answer)
 
-    def _record(self, flow: Coroutine[Any, Any, Any], end: End) -> None:
+    def _record(self, parked: Parked) -> None:
         answer: RunRecord | RunLost
+        end = parked.end
         try:
             answer = finish(self._working.ledger.finish(*end[:2], report=end.report))
         except RunLost as lost:
             answer = lost
         except FencepostError as error:  # the store is away: the end of its lease decides
             answer = RunLost(str(end.attempt.key), token=end.attempt.token, reason=str(error))
-        self._step(flow, answer)
+        self._step(parked.flow, answer)
 
 
 def _stale_at(given: tuple[Begun, float]) -> float:

@@ -97,6 +97,9 @@ class Working:
         self._kept: tuple[LeaseStore, Ledger] | None = None
         self._registered: set[str] = set()
         self._active = 0
+        self._ending: Doors | None = None
+        self._foreign: tuple[int, Callable[[], bool]] = (0, bool)
+        self._lifeline = partial(_pulse_of, holding.store)
         self.courses: dict[str, Course] = {}  # what runs here now, by nonce
 
     @property
@@ -306,18 +309,17 @@ class Working:
         if taken:
             left = time_left(run, job.policy, now=self._world.clocks.wall())
             course.taken_over(left)
-        course.recall_at = terms.recall_at
+        if terms.recall_at is not None:
+            course.recall_at = terms.recall_at
         if terms.begun is not None:
             course.payload, course.rerun = terms.begun.payload, terms.begun.rerun
-        course.window = partial(_window, job, run.key.slot, terms.begun)
-        doors = self.doors if terms.ends is None else self.doors._replace(ends=terms.ends)
-        first = doors.ledger.abilities.settles
-        hold.beats_by(lambda store, ttl: course.beat(self._beside(store), ttl), first=first)
-        keeper = self._holding.keeper
+        doors = self._doors_by(terms.ends)
+        course.beside = self._beside
+        first, now = doors.ledger.abilities.settles, self._world.clocks.boottime()
+        hold.beats_by(course.renewed, first=first, since=now)
+        keeper, emit = self._holding.keeper, self._holding.emit
         ended: RunRecord | None = None
-        pid, emit = os.getpid(), self._holding.emit
-        course.foreign = lambda: os.getpid() != pid
-        course.lifeline = partial(_pulse_of, self._holding.store)
+        course.foreign, course.lifeline = self._foreign_here(), self._lifeline
         self._active += 1
         self.courses[hold.nonce] = course
         try:
@@ -330,7 +332,8 @@ class Working:
             if terms.stopped is not None and terms.stopped() is not None:
                 ended = await conclude(doors, course, RELEASED, emit=emit)
             else:
-                ended = await attempt(doors, course, partial(self._body, job), emit=emit)
+                body = partial(self._body, job, terms.begun)
+                ended = await attempt(doors, course, body, emit=emit)
         finally:
             self._active -= 1
             self.courses.pop(hold.nonce, None)
@@ -359,14 +362,28 @@ class Working:
             await release(self._world, self._holding.store, course.hold, abandon=abandon)
         return Crashed(how)
 
-    async def _body(self, job: Job, course: Course) -> str | None:
+    def _doors_by(self, ends: Ends | None) -> Doors:
+        """Return the doors of an attempt whose end that records; mostly it is one for all."""
+        doors = self._ending
+        if doors is None or doors.ends != ends:
+            doors = self._ending = self.doors._replace(ends=ends)
+        return doors
+
+    def _foreign_here(self) -> Callable[[], bool]:
+        """Return what says, in a forked child, that it is not in this process."""
+        pid, known = os.getpid(), self._foreign
+        if known[0] != pid:
+            known = self._foreign = (pid, lambda: os.getpid() != pid)
+        return known[1]
+
+    async def _body(self, job: Job, begun: Begun | None, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
         # A run in trouble is kept away from its neighbours, if it can be.
         if job.isolation == "process" or (course.run.solitary and self.can_be_apart(job)):
-            window = course.window()
+            window = _window(job, course.run.key.slot, begun)
             result = await carried_apart(self._world, course, job, self._holding, window=window)
         else:
-            returned = await self._carried(_Bound(job, course, self._holding))
+            returned = await self._carried(_Bound(job, begun, course, self._holding))
             if course.handed_off:
                 return None  # whatever it returned: the result is for others to tell
             result = kept_result(returned)
@@ -416,6 +433,7 @@ class _Bound(NamedTuple):
     """A body, and what it is given."""
 
     job: Job
+    begun: Begun | None
     course: Course
     holding: Holding
 
@@ -427,7 +445,7 @@ class _Bound(NamedTuple):
         space, boottime = self.holding.namespace, doors.world.clocks.boottime
         lease = Lease(course.hold, namespace=space, boottime=boottime, drop=_keep_it)
         course.lent = lease  # kept until the attempt has ended, whatever user code does with it
-        window = course.window()
+        window = _window(job, course.run.key.slot, self.begun)
         return job.function(colour(doors, course, lease, window=window, scope=job.scope))
 
 

@@ -29,7 +29,7 @@ LATER_INDEXES = ("job_due", "job_unknown", "run_waiting", "run_apart")
 LATER_COLUMNS = re.findall(r"fencepost_(\w+) ADD COLUMN (\w+)", "\n".join(SCHEDULES))
 FIRST_ONLY = (
     "DELETE FROM fencepost_migration WHERE number > 1",
-    "DROP VIEW fencepost_claim",
+    *(f"DROP VIEW fencepost_{name}" for name in ("claim", "slot", "end")),
     *(f"DROP INDEX fencepost_{name}" for name in LATER_INDEXES),
     "DROP TRIGGER fencepost_job_mark",
     *(f"DROP TABLE fencepost_{name}" for name in LATER_TABLES),

@@ -121,8 +121,8 @@ def test_ten_thousand_that_are_due_take_forty_commits_with_their_ends(traced: Tr
     words = traced.cost()
     assert len(ran) == 10_000
     assert words.count("COMMIT") <= 40
-    # For each: the claim, its lease, where the job stands, and its end.
-    assert len(words) <= 10_000 * 6
+    # Claims and ends go by the batch.
+    assert len(words) <= 400
 
 
 @pytest.mark.parametrize("traced", [500], indirect=True)

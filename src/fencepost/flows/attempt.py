@@ -6,6 +6,8 @@ was lost, and a later attempt decides; or the store is away, and the lease's end
 
 from __future__ import annotations
 
+from functools import partial
+
 from fencepost.errors import (
     FencepostError,
     GiveUp,
@@ -26,9 +28,10 @@ from fencepost.model.slot import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fencepost.flows.course import Course, Doors
+    from fencepost.model.ending import Settled
     from fencepost.model.policy import Retry
     from fencepost.model.run import RunRecord
     from fencepost.world.api import Flow
@@ -44,7 +47,7 @@ class NothingToDo(Exception):
         self.reason = reason
 
 
-async def attempt(
+async def attempt(  # noqa: C901 -- one branch for each way to end
     doors: Doors,
     course: Course,
     body: Callable[[Course], Flow[str | None]],
@@ -84,8 +87,15 @@ async def attempt(
             say(emit, HANDED_OFF, course)
             return await look_back(doors, course)
         ending = Ending(State.SUCCEEDED, result=result)
-    run = await _concluded(doors, course, ending, emit=emit)
-    await keep_output(doors, course, run)
+    try:
+        run = await conclude(doors, course, ending, emit=emit)
+    except BaseException as interrupt:
+        # One who is interrupted meanwhile records it all the same: it is over.
+        if not isinstance(interrupt, Exception | GeneratorExit):
+            await conclude(doors, course, ending, emit=emit)
+        raise
+    if course.said is not None:
+        await keep_output(doors, course, run)
     return run
 
 
@@ -141,18 +151,6 @@ def kept_words(text: str) -> str:
     return redacted(text).encode(errors="backslashreplace").decode()[:LONGEST_ERROR]
 
 
-async def _concluded(
-    doors: Doors, course: Course, ending: Ending, *, emit: Callable[[JobEvent], None]
-) -> RunRecord | None:
-    """Record how an attempt ended, also for one who is interrupted meanwhile: it is over."""
-    try:
-        return await conclude(doors, course, ending, emit=emit)
-    except BaseException as interrupt:
-        if not isinstance(interrupt, Exception | GeneratorExit):
-            await conclude(doors, course, ending, emit=emit)
-        raise
-
-
 async def conclude(
     doors: Doors, course: Course, ending: Ending, *, emit: Callable[[JobEvent], None]
 ) -> RunRecord | None:
@@ -162,20 +160,20 @@ async def conclude(
     settled = settle(course.run, ending, course.policy, dice=dice)
     course.ending = True
     course.hold.about_to_end()
-
-    def ask() -> Flow[RunRecord]:
-        if doors.ends is not None:
-            return doors.ends(course.attempt, settled, course.report())
-        return doors.ledger.finish(course.attempt, settled, report=course.report())
-
     try:
-        run = await insist(world, course, ask)
+        run = await insist(world, course, partial(_told, doors, course, settled))
     except Lost as lost:
         say(emit, "lost", course, reason=str(lost))
         return None
     if course.chatty or run.state is not State.SUCCEEDED or course.doubts:
         _tell(emit, course, run)
     return run
+
+
+def _told(doors: Doors, course: Course, settled: Settled) -> Awaitable[RunRecord]:
+    if doors.ends is not None:
+        return doors.ends(course.attempt, settled, course.report())
+    return doors.ledger.finish(course.attempt, settled, report=course.report())
 
 
 def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord) -> None:

@@ -25,7 +25,7 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from fencepost.flows.keep import Hold
     from fencepost.ledger.api import Ledger
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from fencepost.model.item import Found, ItemState
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
+    from fencepost.stores.api import LeaseStore
     from fencepost.world.api import Flow, T, World
 
-    Ends = Callable[[Attempt, Settled, Report], Flow[RunRecord]]
+    Ends = Callable[[Attempt, Settled, Report], Awaitable[RunRecord]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 # The largest number that every database keeps.
@@ -51,9 +52,26 @@ class Doors(NamedTuple):
 
 
 class Course:
-    """One attempt under way."""
+    """One attempt under way. What most attempts never change is of the class: there are many."""
 
     hands_over = True  # whether the body may leave the run to another program
+    saves = 0  # so far, so that a save that arrives late is known for what it is
+    ending = False  # whether the body is over and its end on the way to the ledger
+    cancelled = False
+    recalled = False  # whether it is to be given back as soon as its checkpoint is kept
+    recall_at: float | None = None  # and when at the latest, on the boot-time clock
+    stuck = False
+    settled = False  # whether the claim is on the disk, as far as we have seen to it
+    transaction_of: object = None  # the thread or task that has a transaction open
+    handed_off = False  # whether another program has it by now
+    adopted = False  # whether it was handed off to us: only then we renew by handing over
+    said: str | None = None  # what a command left to be kept, however it ended: JSON
+    crashed: str | None = None  # how, if the body had a process of its own and it died
+    payload: str | None = None  # what a stored job was given, as JSON
+    lent: object = None  # what user code was given of the lease
+    _source = ""
+    _done: int | None = None
+    _total: int | None = None
 
     def __init__(
         self,
@@ -69,25 +87,12 @@ class Course:
         self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
         self.checkpoint = run.checkpoint
-        self.saves = 0  # so far, so that a save that arrives late is known for what it is
         self.calls: dict[tuple[str, str], str] = {}  # which begin an item was begun by
-        self.ending = False  # whether the body is over and its end on the way to the ledger
-        self.cancelled = False
-        self.recalled = False  # whether it is to be given back as soon as its checkpoint is kept
-        self.recall_at: float | None = None  # and when at the latest, on the boot-time clock
-        self.stuck = False
-        self.settled = False  # whether the claim is on the disk, as far as we have seen to it
-        self.transaction_of: object = None  # the thread or task that has a transaction open
-        self.handed_off = False  # whether another program has it by now
-        self.adopted = False  # whether it was handed off to us: only then we renew by handing over
-        self.said: str | None = None  # what a command left to be kept, however it ended: JSON
         # What vouches for us, and for children that keep it open.
         self.lifeline: Callable[[], int | None] = _none
-        self.crashed: str | None = None  # how, if the body had a process of its own and it died
-        self.payload: str | None = None  # what a stored job was given, as JSON
-        self.window: Callable[[], tuple[int, int] | None] = _none  # what it covers
+        # How its ledger is reached from the keeper's own store.
+        self.beside: Callable[[LeaseStore], Ledger] | None = None
         self.rerun = run.key.rerun  # by which run of its slot its items are known
-        self.lent: object = None  # what user code was given of the lease
         self.doubts: list[str] = []
         self.returned: list[str | None] = []  # the result, once the body has returned
         self.on_stop: list[Callable[[], None]] = []
@@ -96,9 +101,6 @@ class Course:
         self._world = world
         self._boottime = world.clocks.boottime
         self._turn = world.mutex()
-        self._source = ""
-        self._done: int | None = None
-        self._total: int | None = None
         self._counts: dict[str, int] = {}
 
     def taken_over(self, left: float | None) -> None:
@@ -209,6 +211,11 @@ class Course:
             for tell in self.on_stop:
                 tell()
 
+    def renewed(self, store: LeaseStore, ttl: float) -> Flow[Grant]:
+        """Beat by way of the keeper's own store."""
+        assert self.beside is not None, "whoever has it kept says how"
+        return self.beat(self.beside(store), ttl)
+
     async def beat(self, ledger: Ledger, ttl: float) -> Grant:
         """Renew, report, and hear whether somebody asked for a cancel."""
         try:
@@ -293,7 +300,7 @@ async def end(
         await insist(doors.world, course, ask)
 
 
-async def insist(world: World, course: Course, ask: Callable[[], Flow[T]]) -> T:
+async def insist(world: World, course: Course, ask: Callable[[], Awaitable[T]]) -> T:
     """Ask until the answer is known, for as long as the lease can be trusted.
 
     Every verb of a ledger finds what it did before, so asking again is safe. Once the lease is

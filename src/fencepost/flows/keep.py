@@ -83,11 +83,20 @@ class Hold:
         self.next_try = renew_due(self.trust)
 
     def beats_by(
-        self, beat: Callable[[LeaseStore, float], Flow[Grant]], *, first: float = LONGEST_SILENCE
+        self,
+        beat: Callable[[LeaseStore, float], Flow[Grant]],
+        *,
+        first: float = LONGEST_SILENCE,
+        since: float | None = None,
     ) -> None:
-        """Renew by ``beat`` from now on, often enough to hear of a cancel soon."""
+        """Renew by ``beat`` from now on, often enough to hear of a cancel soon.
+
+        ``first`` is counted from the instant ``since``, else from when it was asked for: what was
+        claimed ahead begins later than that.
+        """
         self.beat = beat
-        self.next_try = min(self.next_try, self.trust.confirmed + (first or LONGEST_SILENCE))
+        begins = self.trust.confirmed if since is None else since
+        self.next_try = min(self.next_try, begins + (first or LONGEST_SILENCE))
 
     def about_to_end(self) -> None:
         """Be renewed only if it must be: the end is on its way, and tells more than a beat."""

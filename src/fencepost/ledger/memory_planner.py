@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from fencepost.ledger.memory import MemoryBooks, MemoryLedger
-    from fencepost.ledger.planning import Ask, End, Instance, JobPlace, RunPlace, Ticked
+    from fencepost.ledger.planning import Ask, Due, End, Instance, JobPlace, RunPlace, Ticked
     from fencepost.model.claim import Want
     from fencepost.model.cohort import Cohort
     from fencepost.model.definition import Definition, JobRecord
@@ -311,7 +311,13 @@ class _MemoryDesk:
     def claim(self, want: Want) -> Claimed:
         return self._ledger.claim_now(want)
 
-    def finish(self, end: End) -> RunRecord | RunLost:
+    def claim_all(self, slots: Sequence[Due]) -> Sequence[None]:
+        return [None for _ in slots]  # each by itself: that is what batches have to agree with
+
+    def finish_all(self, ends: Sequence[End]) -> list[RunRecord | RunLost]:
+        return [self._finish(end) for end in ends]
+
+    def _finish(self, end: End) -> RunRecord | RunLost:
         try:
             return self._ledger.finish_now(*end)
         except RunLost as lost:

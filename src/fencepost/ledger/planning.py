@@ -62,6 +62,15 @@ class Asked(NamedTuple):
     patient: bool = False
 
 
+class Due(NamedTuple):
+    """A slot that is due, and where its job stands once that is claimed."""
+
+    want: Want
+    watermark: int
+    next_due: float | None
+    owed: int
+
+
 class Place(NamedTuple):
     """How far a tick came through what is due: the last run, or once past them the last job."""
 
@@ -338,8 +347,14 @@ class Desk(Protocol):
     def claim(self, want: Want) -> Claimed:
         """Decide who may run it, and record that."""
 
-    def finish(self, end: End) -> RunRecord | RunLost:
-        """End an attempt."""
+    def claim_all(self, slots: Sequence[Due]) -> Sequence[Claimed | None]:
+        """Claim slots by the batch, and have their jobs stand where they then do.
+
+        None for each that is not as usual: nothing has changed about it, and ``claim`` decides.
+        """
+
+    def finish_all(self, ends: Sequence[End]) -> list[RunRecord | RunLost]:
+        """End attempts."""
 
     def cancel(self, key: RunKey, *, force: bool, operator: str) -> RunRecord:
         """Cancel what does not run; ask what runs, or take it away."""

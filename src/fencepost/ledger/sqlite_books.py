@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from fencepost.errors import LeaseLost, RunLost, UnknownRun
 from fencepost.ledger import sqlite_rows as sql
+from fencepost.ledger.api import NOTHING
+from fencepost.ledger.sqlite_batches import SqliteBatches
 from fencepost.model.claim import (
     Change,
     Claimed,
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
 
     from fencepost.ledger.api import Attempt, Report
+    from fencepost.ledger.planning import Due, End
     from fencepost.stores.sqlite import SqliteStore
     from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
 
-_MOST_BEGUN = 1000
+# Attempts that are kept in mind. More than an instance has under way were lost, and nobody told us.
+_MOST_BEGUN = 10_000
 
 
 class Scene(NamedTuple):
@@ -62,6 +66,7 @@ class SqliteBooks:
     def __init__(self, world: World, leases: SqliteStore) -> None:
         self._world, self._leases, self._namespace = world, leases, leases.namespace
         self._begun: dict[str, RunRecord] = {}  # what was claimed here and has not ended
+        self._batches = SqliteBatches(world, leases)
 
     def claim_free(self, db: Connection, want: Want) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None if that changed nothing."""
@@ -73,10 +78,21 @@ class SqliteBooks:
         if db.total_changes == before:
             return None
         run = begun_record(want, token=token, now=now)
-        if len(self._begun) >= _MOST_BEGUN:  # those were lost, and nobody told us
-            self._begun.clear()
-        self._begun[holder.nonce] = run
+        self._keep_in_mind(run)
         return Claimed(Verdict.GO, run, Grant(token, ttl))
+
+    def claim_all(self, db: Connection, slots: Sequence[Due]) -> list[Claimed | None]:
+        """Claim by the batch what nothing speaks against; None for each of which something does."""
+        claimed = self._batches.claim(db, slots)
+        for one in claimed:
+            if one is not None and one.run is not None:
+                self._keep_in_mind(one.run)
+        return claimed
+
+    def _keep_in_mind(self, run: RunRecord) -> None:
+        self._begun[run.holder.nonce] = run
+        if len(self._begun) > _MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
 
     def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
         """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
@@ -291,6 +307,21 @@ class SqliteBooks:
             total=total,
             saves=saves,
         )
+
+    def finish_all(self, db: Connection, ends: Sequence[End]) -> list[RunRecord | None]:
+        """End attempts by the batch, of which that is all there is to it; None for the others."""
+        ended: list[RunRecord | None] = [None] * len(ends)
+        usual = [
+            (number, end, begun)
+            for number, end in enumerate(ends)
+            if end.settled.state.terminal
+            and end.report == NOTHING
+            and (begun := self._begun.get(end.attempt.nonce)) is not None
+        ]
+        found = self._batches.finish(db, [(end, begun) for _, end, begun in usual])
+        for (number, _, _), run in zip(usual, found, strict=True):
+            ended[number] = run
+        return ended
 
     def forget(self, nonce: str) -> None:
         """Keep nothing of an attempt in mind that has ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fencepost.ledger import sqlite_planner_rows as sql
 from fencepost.ledger.planning import PAGE
 from fencepost.ledger.sqlite_books import Ended
-from fencepost.ledger.sqlite_rows import job_of, run_of
+from fencepost.ledger.sqlite_rows import COLUMNS, job_of, run_of
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.cohort import Cohort
 from fencepost.model.lease import Grant
@@ -14,12 +14,12 @@ from fencepost.model.policy import OnLoss, Overlap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from sqlite3 import Connection
     from typing import Any
 
     from fencepost.errors import RunLost
-    from fencepost.ledger.planning import End, InstanceRecord, JobPlace, Lane, RunPlace
+    from fencepost.ledger.planning import Due, End, InstanceRecord, JobPlace, Lane, RunPlace
     from fencepost.ledger.sqlite_books import SqliteBooks
     from fencepost.model.claim import Want
     from fencepost.model.definition import Definition, JobRecord
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
+
+
+# Where in a row of what runs its run begins, and two columns of that.
+_RUN = 6
+_JOB, _NONCE = (_RUN + COLUMNS.split(", ").index(name) for name in ("job", "nonce"))
 
 
 def _flat(place: RunPlace) -> tuple[Any, ...]:
@@ -102,17 +107,17 @@ class SqliteDesk:
         lost = []
         for row in self._db.execute(sql.FIND_RUNNING, (self._namespace,)).fetchall():
             held, nonce, boot, expires_us, *pulse = row[:6]
-            run = run_of(row[6:])
-            if only not in (None, run.key.job):
+            # Nearly all of them are well: only what is lost is worth a record.
+            if only not in (None, row[_JOB]):
                 continue
-            gone = not held or nonce != run.holder.nonce or boot != era or expires_us <= now * 1e6
+            gone = not held or nonce != row[_NONCE] or boot != era or expires_us <= now * 1e6
             if not gone:
                 felt = (pulse[0], pulse[1])
                 if felt not in dead:
                     dead[felt] = self._leases.is_dead(*felt)
                 gone = dead[felt]
             if gone:
-                lost.append(run)
+                lost.append(run_of(row[_RUN:]))
         return lost
 
     def granted(self, nonce: str) -> list[Claimed]:
@@ -243,8 +248,25 @@ class SqliteDesk:
             self.urgent = True
         return claimed
 
-    def finish(self, end: End) -> RunRecord | RunLost:
-        """End an attempt."""
+    def claim_all(self, slots: Sequence[Due]) -> list[Claimed | None]:
+        """Claim by the batch what nothing speaks against."""
+        claimed = self._books.claim_all(self._db, slots)
+        careful = any(due.want.policy.on_loss is OnLoss.FAIL for due in slots)
+        self.urgent = self.urgent or careful
+        return claimed
+
+    def finish_all(self, ends: Sequence[End]) -> list[RunRecord | RunLost]:
+        """End attempts."""
+        answers: list[RunRecord | RunLost] = []
+        for end, run in zip(ends, self._books.finish_all(self._db, ends), strict=True):
+            if run is None:
+                answers.append(self._finish(end))
+            else:
+                self.over.append((end.attempt.lease, end.attempt.nonce, True))
+                answers.append(run)
+        return answers
+
+    def _finish(self, end: End) -> RunRecord | RunLost:
         attempt, settled, report = end
         run = None
         if settled.state.terminal and not report.counts:

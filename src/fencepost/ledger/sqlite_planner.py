@@ -197,14 +197,16 @@ class SqlitePlanner:
             return ticked
 
         ticked = self._office(work, durable)
-        covered = self._leases.reserve.covers
+        newest = 0
         for begun in ticked.begun:
             run = begun.claimed.run
             assert run is not None, "what was begun has a record"
             self._leases.pulse.leases.add(run.holder.nonce)
-            self._ledger.testify(run.token)
-        grants = [begun.claimed.grant for begun in ticked.begun if begun.claimed.grant]
-        if not durable and (urgent or not all(covered(grant.token) for grant in grants)):
+            newest = max(newest, run.token)
+        if newest:
+            self._ledger.testify(newest)
+        doubtful = newest and not self._leases.reserve.covers(newest)
+        if not durable and (urgent or doubtful):
             self._leases.file.sync()
         return ticked
 
@@ -221,7 +223,7 @@ class SqlitePlanner:
     def _ticked(self, desk: SqliteDesk, ask: Ask) -> Ticked:
         if not desk.off:
             return tick(desk, ask)
-        ended = [desk.finish(end) for end in ask.ended]
+        ended = desk.finish_all(ask.ended)
         return Ticked([], ended, [], WAITS, off=desk.off)
 
     # What is old.

@@ -254,11 +254,7 @@ CLAIMABLE = f"""
                       AND (held = 1 OR nonce = NEW.nonce OR token >= NEW.token))
    AND NEW.token > (SELECT token FROM fencepost_file WHERE id = 1)"""
 
-# Where anything else is true nothing changes, and ``decide`` is asked.
-_CLAIM_TRIGGER = f"""
-CREATE TRIGGER IF NOT EXISTS fencepost_claim_made INSTEAD OF INSERT ON fencepost_claim
-  WHEN {CLAIMABLE}
-BEGIN
+_MAKE_CLAIM = """
     INSERT INTO fencepost_run
            (namespace, job, slot, manual, rerun, state, lock, lease, token, nonce, host, pid,
             version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
@@ -277,7 +273,47 @@ BEGIN
            boot_id = excluded.boot_id, expires_us = excluded.expires_us,
            ttl_us = excluded.ttl_us, beat = 0, host = excluded.host, pid = excluded.pid,
            version = excluded.version, pulse = excluded.pulse,
-           pulse_inode = excluded.pulse_inode, ended = '';
+           pulse_inode = excluded.pulse_inode, ended = '';"""
+
+# Where anything else is true nothing changes, and ``decide`` is asked.
+_CLAIM_TRIGGER = f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_claim_made INSTEAD OF INSERT ON fencepost_claim
+  WHEN {CLAIMABLE}
+BEGIN{_MAKE_CLAIM}
+END"""
+
+# A slot that is due: a claim, and where its job stands once that is made. Of these many are put
+# there by one statement, each of which happens as a whole or not at all.
+_CREATE_SLOT = f"""
+{_CREATE_CLAIM.replace("fencepost_claim", "fencepost_slot").strip()},
+       0 AS watermark, 0.0 AS next_due, 0 AS owed"""
+
+_SLOT_TRIGGER = f"""
+CREATE TRIGGER IF NOT EXISTS fencepost_slot_claimed INSTEAD OF INSERT ON fencepost_slot
+  WHEN {CLAIMABLE}
+BEGIN{_MAKE_CLAIM}
+    UPDATE fencepost_job
+       SET watermark = NEW.watermark, next_due = NEW.next_due, owed = NEW.owed
+     WHERE namespace = NEW.namespace AND job = NEW.job;
+END"""
+
+# The end of an attempt that told nothing since its claim, likewise.
+_CREATE_END = """
+CREATE VIEW IF NOT EXISTS fencepost_end AS
+SELECT '' AS namespace, '' AS job, 0 AS slot, 0 AS manual, 0 AS rerun, 0 AS token, '' AS nonce,
+       '' AS state, '' AS reason, 0.0 AS at, '' AS result, '' AS error"""
+
+_END_TRIGGER = """
+CREATE TRIGGER IF NOT EXISTS fencepost_end_made INSTEAD OF INSERT ON fencepost_end
+BEGIN
+    UPDATE fencepost_run
+       SET state = NEW.state, reason = NEW.reason, not_before = 0.0, ended_at = NEW.at,
+           beat_at = NEW.at, result = NEW.result, error = NEW.error
+     WHERE namespace = NEW.namespace AND job = NEW.job AND slot = NEW.slot
+       AND manual = NEW.manual AND rerun = NEW.rerun
+       AND state = 'running' AND token = NEW.token AND nonce = NEW.nonce
+       AND cancel_at = 0.0 AND saves = 0 AND checkpoint IS NULL AND done IS NULL
+       AND total IS NULL;
 END"""
 
 # Each is applied once, in order; what was released is never edited.
@@ -315,6 +351,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DROP TRIGGER IF EXISTS fencepost_claim_made",
         _CLAIM_TRIGGER,
     ),
+    (_CREATE_SLOT, _SLOT_TRIGGER, _CREATE_END, _END_TRIGGER),
 )
 
 CREATE = (CREATE_MIGRATION, *(statement for step in MIGRATIONS for statement in step))

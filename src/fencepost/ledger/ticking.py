@@ -7,10 +7,12 @@ be planned never stops the others: it is looked at again later, and told of.
 
 from __future__ import annotations
 
+from fencepost.ledger.made_up import made_up_as
 from fencepost.ledger.planning import (
     BACKFILL_ALL,
     Asked,
     Begun,
+    Due,
     Lane,
     Note,
     Place,
@@ -19,7 +21,7 @@ from fencepost.ledger.planning import (
 )
 from fencepost.model.claim import Verdict
 from fencepost.model.plan import WAITS, Past, Span, plan, starts_at
-from fencepost.model.policy import OnLoss
+from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import RunRecord, State
 from fencepost.model.schedule import EveryAfter, schedule_from
 from fencepost.model.slot import RunKey
@@ -38,30 +40,10 @@ _LONGEST_WAIT = 60.0
 _MOST_PAST_ROOM = 100
 # How many slots of the past one tick looks at before it lets others go, and in how many lanes.
 _LOOKS, _MOST_LANES = 200, 100
-_AGAIN = {"skip": frozenset[State](), "all": frozenset(State)}
-_AGAIN["failed"] = frozenset({State.FAILED, State.TIMED_OUT, State.MISSED, State.SKIPPED})
 # How many runs and jobs that are due, and of which the instance knows nothing, a tick looks at.
 _MOST_UNKNOWN = 1000
 # And how soon it goes on from there.
 _SOON = 0.1
-
-
-def repeats(existing: str, run: RunRecord) -> bool:
-    """Say whether a run that has ended is to be repeated."""
-    return run.state.terminal and run.state in _AGAIN[existing]
-
-
-def made_up_as(lane: Lane, slot: int, known: RunRecord | None, *, pruned: int) -> int | None:
-    """Return which run of a slot a lane is to begin; None if none, for that was done before.
-
-    A slot whose history is gone counts as done. To repeat it all the same takes a number that none
-    of its forgotten runs can have had.
-    """
-    if known is not None:
-        return known.key.rerun + 1 if repeats(lane.existing, known) else None
-    if slot > pruned or lane.trigger == "owed":  # what is owed was never begun
-        return 0
-    return int(lane.created_at) if lane.existing == "all" else None
 
 
 def tick(desk: Desk, ask: Ask) -> Ticked:
@@ -77,10 +59,12 @@ class _Tick:
         self._full = False
         self._asked = self._past_room = self._unknown = 0
         self._left: Place | None = None
+        self._batch: list[tuple[JobRecord, Plan, Want]] = []  # to be claimed at once
+        self._plans: dict[tuple[object, ...], Plan] = {}  # of what is due alike
 
     def carried_out(self) -> Ticked:
         desk, ask = self._desk, self._ask
-        ended = [desk.finish(end) for end in ask.ended]
+        ended = desk.finish_all(ask.ended)
         if ask.again:
             self._find_granted()
         if ask.sweep:
@@ -119,13 +103,14 @@ class _Tick:
         page = max(1, min(ask.most, ask.room - len(self._begun) + _MOST_PAST_ROOM // 4))
         for record in self._desk.due_jobs(most=page, only=ask.only, after=since.job):
             if self._enough():
-                return
+                break
             if record.job not in stirred:
                 self._due(record)
             if self._unknown >= _MOST_UNKNOWN:
                 assert record.next_due is not None, "else it would not be due"
                 self._left = Place(job=(record.next_due, record.job))
-                return
+                break
+        self._claim_batch()
 
     def _pause(self) -> float | None:
         """Return how long until something is due; what is due and not ours is looked at later."""
@@ -144,6 +129,8 @@ class _Tick:
         Without room only slots can be decided that are not to run. To look for them costs as much
         as to begin others, so that is done along with the sweep, and for some only.
         """
+        if not self._room:
+            self._claim_batch()  # perhaps not all of them can be had
         if self._room:
             return False
         self._full = True
@@ -152,7 +139,12 @@ class _Tick:
 
     @property
     def _room(self) -> bool:
-        return len(self._begun) < self._ask.room
+        return self._taken < self._ask.room
+
+    @property
+    def _taken(self) -> int:
+        """How many places are taken: by what was begun, and by what is about to be."""
+        return len(self._begun) + len(self._batch)
 
     def _want(
         self, key: RunKey, job: JobRecord | None, trigger: str, *, patient: bool = False
@@ -194,7 +186,7 @@ class _Tick:
         """Say whether a run may be claimed: one that a loss would end, only if it can begin."""
         free = self._ask.free
         if free is not None and want.policy.on_loss is OnLoss.FAIL:
-            return len(self._begun) < min(free, self._ask.room)
+            return self._taken < min(free, self._ask.room)
         return self._room
 
     def _trouble(self, job: JobRecord | None, name: str, error: Exception) -> None:
@@ -205,11 +197,12 @@ class _Tick:
 
     def _begin(self, claimed: Claimed, job: JobRecord | None) -> None:
         assert claimed.run is not None, "what was claimed has a record"
-        template = claimed.run.key.job if job is None else job.template or job.job
-        begun = Begun(claimed, template, rerun=self._repeated(claimed.run))
-        if job is not None:
-            begun = begun._replace(payload=job.payload, spec=job.spec, since=job.effective_from)
-        self._begun.append(begun)
+        rerun = self._repeated(claimed.run)
+        if job is None:
+            self._begun.append(Begun(claimed, claimed.run.key.job, rerun=rerun))
+        else:
+            known = (job.template or job.job, job.payload, job.spec, job.effective_from)
+            self._begun.append(Begun(claimed, *known, rerun))
 
     def _repeated(self, run: RunRecord) -> int:
         """Return by which run of its slot the items of a run are known."""
@@ -286,6 +279,7 @@ class _Tick:
         job = self._desk.job(name)
         if job is not None and job.epoch and not job.retired and not self._rests(job):
             self._due(job)
+            self._claim_batch()  # before another job is looked at that may want the same lock
 
     def _rests(self, job: JobRecord) -> bool:
         """Say whether a job wants a pause between the slots that it makes up."""
@@ -298,12 +292,45 @@ class _Tick:
         try:
             if job.paused_until and self._now >= job.paused_until:
                 job = self._unpaused(job)
-            planned = self._planned(job)
+            planned = self._planned_alike(job)
         except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, others are not to blame
             self._trouble(job, job.job, error)
             return
-        if planned.slot is None or self._claim_slot(job, planned, planned.slot):
+        if planned.slot is None:
             self._decided(job, planned)
+            return
+        trigger = "catchup" if planned.waits and planned.owed else "schedule"
+        want = self._want(RunKey(job.job, planned.slot), job, trigger, patient=planned.waits)
+        if want is None:
+            return  # somebody else knows the job, or it will be an orphan
+        if self._is_usual(planned, want):
+            self._batch.append((job, planned, want))
+        elif self._claim_slot(job, want):
+            self._decided(job, planned)
+
+    def _is_usual(self, planned: Plan, want: Want) -> bool:
+        """Say whether to claim a slot is all that there is to do about its job now."""
+        usual = want.room and want.policy.overlap is not Overlap.ALLOW
+        if not usual or planned.waits or planned.spans or planned.later is not None:
+            return False
+        return planned.next_due is None or planned.next_due > self._now
+
+    def _claim_batch(self) -> None:
+        """Claim what was gathered; what cannot be had just so is decided one by one."""
+        batch, self._batch = self._batch, []
+        slots = [
+            Due(want, planned.watermark, planned.next_due, planned.owed)
+            for _, planned, want in batch
+        ]
+        claimed = self._desk.claim_all(slots) if slots else ()
+        for (job, _, _), one in zip(batch, claimed, strict=True):
+            if one is not None:
+                self._begin(one, job)
+        for (job, planned, want), one in zip(batch, claimed, strict=True):
+            if one is None:
+                asked = want._replace(room=self._room_for(want))
+                if self._claim_slot(job, asked):
+                    self._decided(job, planned)
 
     def _unpaused(self, job: JobRecord) -> JobRecord:
         """End a pause whose time is over; what came due until then is skipped, and on record."""
@@ -313,6 +340,17 @@ class _Tick:
         job = job._replace(paused="", paused_until=0.0)
         self._desk.move_job(job)
         return job
+
+    def _planned_alike(self, job: JobRecord) -> Plan:
+        """Plan a job; those that stand alike are planned alike, unless their name has a say."""
+        alike = (job.spec, job.rules, job.watermark, job.owed, job.barred)
+        planned = self._plans.get(alike)
+        if planned is None:
+            planned = self._planned(job)
+            named = "jitter" in job.rules or isinstance(job.schedule, EveryAfter)
+            if not named and not planned.spans:
+                self._plans[alike] = planned
+        return planned
 
     def _planned(self, job: JobRecord, *, now: float | None = None) -> Plan:
         schedule = job.schedule
@@ -324,12 +362,8 @@ class _Tick:
         now = self._now if now is None else now
         return plan(schedule, job.catching_up, job.agenda, now=now, past=past)
 
-    def _claim_slot(self, job: JobRecord, planned: Plan, slot: int) -> bool:
+    def _claim_slot(self, job: JobRecord, want: Want) -> bool:
         """Claim a slot; say whether it is decided, so that the watermark may pass it."""
-        trigger = "catchup" if planned.waits and planned.owed else "schedule"
-        want = self._want(RunKey(job.job, slot), job, trigger, patient=planned.waits)
-        if want is None:
-            return False  # somebody else knows the job, or it will be an orphan
         claimed = self._desk.claim(want)
         if claimed.verdict is Verdict.AFTER and claimed.blocker is not None:
             self._go_on(claimed.blocker)
