@@ -22,10 +22,12 @@ from test_planners_agree import (
 
 from fencepost.cli.verify import gathered
 from fencepost.ledger.memory import MemoryLedger
-from fencepost.ledger.planning import Ticked
+from fencepost.ledger.planning import Instance, Ticked
 from fencepost.model.definition import Definition
+from fencepost.model.ending import Settled
 from fencepost.model.rules import text_of
-from fencepost.model.schedule import spec_of
+from fencepost.model.run import State
+from fencepost.model.schedule import Every, spec_of
 from fencepost.stores.memory import MemoryStore
 from fencepost.testing.evidence import from_lines, to_lines
 from fencepost.testing.ledger_checker import prove
@@ -60,14 +62,64 @@ stories = st.lists(st.one_of(*[busy] * 6, *[passing] * 4, commands), min_size=20
 def test_no_story_that_can_happen_breaks_a_promise(
     first: tuple[object, ...], program: list[tuple[object, ...]]
 ) -> None:
+    assert broken_by(first, *program) == []
+
+
+def broken_by(*story: tuple[object, ...]) -> list[str]:
+    """Say which promises a ledger has broken, by its own records, once a story is over."""
     clocks, said = StillClocks(), Said([], [])
     world = BlockingWorld(clocks=clocks)
     cluster = Cluster(clocks, MemoryLedger(world, MemoryStore(world)))
-    for command in (first, *program):
+    for command in story:
         answer = obey(cluster, said, command)
         if isinstance(answer, Ticked):
             remember(said, answer)
     evidence = finish(gathered(cluster.ledger))
-    proof = prove(evidence)
-    assert [str(finding) for finding in proof.findings] == []
     assert from_lines(to_lines(evidence)) == evidence
+    return [str(finding) for finding in prove(evidence).findings]
+
+
+MINUTELY = [Definition(job, spec_of(Every(60)), "") for job in JOBS]
+
+
+def announce(*definitions: Definition) -> tuple[object, ...]:
+    return ("announce", Instance("i0", "here", 0, "1.0", 0, "", 300.0), list(definitions))
+
+
+def tick(policy: int = 0, *, ends: tuple[int, ...] = ()) -> tuple[object, ...]:
+    """Claim one run, after having ended the n-th of those that were claimed."""
+    ended = [(number, Settled(State.SUCCEEDED)) for number in ends]
+    return ("tick", 1, ended, False, False, None, policy, ())
+
+
+def test_a_run_that_ends_after_its_permit_went_to_another_broke_nothing() -> None:
+    assert not broken_by(
+        announce(*MINUTELY),
+        tick(),
+        ("pass", 65.0),
+        *[tick()] * 4,
+        ("pass", 61.0),
+        *[tick()] * 2,
+        announce(Definition(JOBS[0], "", "", facts="{}")),
+        ("pass", 61.0),
+        *[tick()] * 4,
+        tick(ends=(2,)),
+    )
+
+
+def test_a_lock_that_had_permits_before_a_deploy_is_not_taken_for_one_that_had_none() -> None:
+    assert not broken_by(
+        announce(*MINUTELY),
+        tick(),
+        ("pass", 64.0),
+        *[tick()] * 4,
+        ("pass", 130.0),
+        *[tick()] * 2,
+        announce(Definition(JOBS[0], "", "", facts="{}")),
+        ("pass", 61.0),
+        tick(),
+        tick(5),
+        tick(),
+        ("pass", 30.0),
+        tick(ends=(2,)),
+    )

@@ -20,11 +20,21 @@ from fencepost.model.claim import (
     claimed_record,
     decide,
     leases_of,
+    passed_on,
 )
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each
-from fencepost.model.run import HANDED_OFF, RunEvent, RunRecord, State, legal, newest, why_lost
+from fencepost.model.run import (
+    HANDED_OFF,
+    LAPSED,
+    RunEvent,
+    RunRecord,
+    State,
+    legal,
+    newest,
+    why_lost,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -327,6 +337,8 @@ class MemoryLedger:
         assert decision.change is not None, "whoever may go has something to change"
         if decision.change.lost and facts.own is not None:
             self._tell(facts.own, "attempt_lost", now=now)
+        for other in passed_on(facts, decision.lease):
+            self._tell(other, LAPSED, now=now, detail=str(want.key))
         grant = self.leases.give(decision.lease, want.holder, want.policy.lease)
         change, lease = decision.change, decision.lease
         run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)

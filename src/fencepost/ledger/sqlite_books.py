@@ -23,12 +23,13 @@ from fencepost.model.claim import (
     claimed_record,
     decide,
     leases_of,
+    passed_on,
 )
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant
 from fencepost.model.named import NamedTuple
-from fencepost.model.run import HANDED_OFF, RunEvent, RunRecord, State, legal, why_lost
+from fencepost.model.run import HANDED_OFF, LAPSED, RunEvent, RunRecord, State, legal, why_lost
 from fencepost.model.slot import RunKey, parsed
 
 TYPE_CHECKING = False
@@ -161,6 +162,8 @@ class SqliteBooks:
         assert change is not None, "whoever may go has something to change"
         if change.lost and own is not None:
             self._tell(db, own, "attempt_lost", now=now)
+        for other in passed_on(scene.facts, lease):
+            self._tell(db, other, LAPSED, now=now, detail=str(want.key))
         above = 0 if own is None else own.token
         grant = self._leases.give(
             db, lease, want.holder, ttl, seen=scene.leases[lease], above=above

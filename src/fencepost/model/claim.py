@@ -17,7 +17,7 @@ from fencepost.model.run import RunRecord, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from fencepost.model.slot import RunKey
@@ -87,6 +87,15 @@ class Facts(NamedTuple):
     paused: bool = False
     retired: bool = False
     pruned: bool = False  # the slot is so old that nobody remembers whether it ran
+
+
+def passed_on(facts: Facts, lease: str) -> Iterator[RunRecord]:
+    """Return the runs whose permit goes to another because it ran out while they have not ended.
+
+    Whoever has such a run may still end it: nobody else has the run. But from here on it is
+    without a permit, and that has to be on record.
+    """
+    return (run for run in facts.others if run.state is State.RUNNING and run.lease == lease)
 
 
 class Verdict(enum.Enum):

@@ -41,6 +41,8 @@ class State(enum.StrEnum):
 
 # Why a run that runs has no process of ours that vouches for it: see ``Ledger.hand_over``.
 HANDED_OFF = "handed_off"
+# What is noted of an attempt whose permit ran out and went to another run before it had ended.
+LAPSED = "lapsed"
 
 P, R, W = State.PENDING, State.RUNNING, State.WAITING_RETRY
 TERMINAL = frozenset(State) - {P, R, W}

@@ -15,14 +15,15 @@ from fencepost.ledger.planning import Lane, SpanRecord
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED
 from fencepost.model.lease import Holder
+from fencepost.model.name import base
 from fencepost.model.plan import Span
-from fencepost.model.run import RunEvent, RunRecord, State
+from fencepost.model.run import LAPSED, RunEvent, RunRecord, State
 from fencepost.model.slot import parsed
 from fencepost.testing.history import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
 _AFTER = {what: state for state, what in UNFINISHED.items()}
@@ -69,19 +70,19 @@ class Attempt(NamedTuple):
     end: RunEvent | None = None
 
 
-def attempts_of(run: RunRecord, events: Iterable[RunEvent]) -> list[Attempt]:
+def attempts_of(run: RunRecord, events: Sequence[RunEvent]) -> list[Attempt]:
     """Return the attempts of a run, oldest first."""
     ends: dict[int, RunEvent] = {}
     for event in events:
         if event.what in _ENDS and event.token:
             ends.setdefault(event.token, event)
     forced = any(event.what == _FORCED for event in ends.values())
+    lapsed = {event.token: event.at for event in events if event.what == LAPSED}
     found = [_earlier(run, end) for end in ends.values() if end.token != run.token]
     if run.starts and not forced:  # who forced a cancel took the token away: it is no attempt's
         end = ends.get(run.token)
-        found.append(
-            Attempt(run, run.token, run.started_at, _until(run, end), newest=True, end=end)
-        )
+        until = min(_until(run, end), lapsed.get(run.token, inf))
+        found.append(Attempt(run, run.token, run.started_at, until, newest=True, end=end))
     elif forced and found:
         found[-1] = found[-1]._replace(newest=True, began_at=run.started_at)
     return found
@@ -105,7 +106,12 @@ def _until(run: RunRecord, end: RunEvent | None) -> float:
 def history_of(evidence: Evidence) -> list[Event]:
     """Return what the records add up to, as the history that the simulator's checkers read."""
     events = grouped(evidence.events)
-    return [event for run in evidence.runs for event in _life(run, events.get(str(run.key), []))]
+    shared = {base(lease.name) for lease in evidence.leases if "#" in lease.name}
+    return [
+        event
+        for run in evidence.runs
+        for event in _life(run, events.get(str(run.key), []), permits=run.lock in shared)
+    ]
 
 
 def grouped(events: Iterable[RunEvent]) -> dict[str, list[RunEvent]]:
@@ -116,7 +122,7 @@ def grouped(events: Iterable[RunEvent]) -> dict[str, list[RunEvent]]:
     return found
 
 
-def _life(run: RunRecord, events: list[RunEvent]) -> Iterator[Event]:
+def _life(run: RunRecord, events: list[RunEvent], *, permits: bool) -> Iterator[Event]:
     key = str(run.key)
     attempts = attempts_of(run, events)
     if not run.starts and run.state is State.CANCELLED:  # it waited, or there was none to cancel
@@ -124,7 +130,8 @@ def _life(run: RunRecord, events: list[RunEvent]) -> Iterator[Event]:
     for number, one in enumerate(attempts, 1):
         nonce = run.holder.nonce if one.newest else f"token {one.token}"
         starts = run.starts if one.newest else number
-        claim = (one.began_at, "claimed", _node(run, one), _lease(one), nonce, one.token, one.until)
+        lease = _lease(one, permits=permits)
+        claim = (one.began_at, "claimed", _node(run, one), lease, nonce, one.token, one.until)
         yield Event(*claim, run=key, number=starts)
         if one.end is not None and one.end.what != _FORCED:
             state = _AFTER.get(one.end.what, State.PENDING)
@@ -160,10 +167,13 @@ def _by_others(run: RunRecord, after: State) -> bool:
     return waits or (run.state is State.FAILED and run.reason in reasons.get(after, ()))
 
 
-def _lease(attempt: Attempt) -> str:
-    """Return what an attempt held; of many permits, which one an earlier attempt had is unknown."""
+def _lease(attempt: Attempt, *, permits: bool) -> str:
+    """Return what an attempt held.
+
+    Where a lock has, or once had, permits, nobody knows which one an earlier attempt had.
+    """
     run = attempt.run
-    return run.lease if attempt.newest or run.lease == run.lock else f"a permit of {run.key}"
+    return f"a permit of {run.key}" if permits and not attempt.newest else run.lease
 
 
 def _node(run: RunRecord, attempt: Attempt) -> str:
