@@ -18,12 +18,10 @@ _TRIES = 3
 async def release(
     world: World, store: LeaseStore, hold: Hold, *, abandon: Callable[[str, str], None]
 ) -> bool:
-    """Give the lease back; say whether it was still ours, or had been given back before.
+    """Give the lease back; say whether it was still ours.
 
     Asked a few times; what could not be confirmed is left to ``abandon``, and to the lease's end.
     """
-    if hold.released:
-        return True
     hold.released = True
     settled = False
     try:

@@ -281,7 +281,9 @@ class SqliteStore(SqliteInner):
         ).rowcount
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
-        line = self._line(name) if self.capabilities.fair else None
+        line = None
+        if self.capabilities.fair:
+            line = self._lines.get(name) or self._line(name)
         called = None
         if line is not None and token is not None and self._hand.possible:
             called = line.call()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from fencepost.errors import FencepostError, OutcomeUnknown
+from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
 from fencepost.model.lease import Grant, next_token
 from fencepost.stores.api import Handed
 from fencepost.world.line import LinePlace
@@ -235,7 +235,10 @@ class SqlitePlace(LinePlace):
             return None
         handed = self._hand.take_told(seat, self._ticket, self._ttl_us)  # which needs no door
         if handed is None:
-            handed = await self.world.call(self._hand.take, *self._wanted, seat, self._ticket)
+            try:
+                handed = await self.world.call(self._hand.take, *self._wanted, seat, self._ticket)
+            except (OutcomeUnknown, StoreUnavailable):
+                return None  # to ask for it tells
         if handed is not None:
             self.keep(seat, self._wanted[1])
         return handed

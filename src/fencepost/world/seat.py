@@ -98,7 +98,7 @@ class Seat:
             self.locked = True
             if not self.warned:
                 self.warned = os.read(self.fd, _MOST_WARNINGS) != b""
-        except BlockingIOError:  # somebody looks whether we live, or calls us
+        except OSError:  # somebody looks whether we live, or calls us
             return False
         return not self.warned
 
