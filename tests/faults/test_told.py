@@ -213,9 +213,8 @@ def test_what_is_said_too_late_is_not_said_to_the_next_wait(
     again = second.join()
     assert again.seat.slot == held_back[0][0], "the same seat"
     board.hand(*held_back[0])
-    finish(again.turn(0))
     again.seat.deaf = True
-    assert second.accept() is None
+    assert finish(again.accept()) is None
     third.release(later)
 
 
@@ -269,6 +268,24 @@ def test_a_warning_is_forgotten_with_the_wait_that_it_was_for(
     second.trace()
     assert second.accept() is not None
     assert second.verbs() == []
+
+
+def test_who_got_another_seat_does_not_believe_what_was_said_at_the_first(
+    party: Callable[..., Party],
+) -> None:
+    first, second, third = party("a"), party("b"), party("c")
+    token = first.acquire()
+    place = second.join()
+    first.release(token)
+    third.acquire()  # takes over, and warns at the first seat
+    former = place.seat
+    os.unlink(os.path.join(former.folder, former.name))
+    place._mend()
+    assert place.seat is not former
+    assert place.seat.slot == former.slot
+    assert place.seat.board.handed(former.slot, place._ticket)[0] > token
+    place.seat.deaf = True
+    assert finish(place.accept()) is None
 
 
 def test_who_cannot_warn_the_heir_does_not_take_over(

@@ -184,6 +184,7 @@ class LinePlace:
         self._seat = seat = take_seat(self._line.folder, nonce=self.world.nonce())
         seat.board.stand(seat.slot, self._line.key, self._ticket)
         if self._wish:
+            seat.warned = True  # of what was handed to us at the seat before, only the row knows
             self._write_wish()
 
     def _write_wish(self) -> bool:
