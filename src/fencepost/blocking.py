@@ -50,7 +50,7 @@ class Lock:
 
     def __enter__(self) -> Lease:
         thread = threading.get_ident()
-        lease = self.acquire()
+        lease = finish(self._holding.acquire(self._wanted, owner=thread))
         outer = self._entered.get(thread, ())
         self._entered[thread] = (*outer, lease)  # no call, so no signal before the block begins
         return lease

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fencepost.model.duration import Duration
     from fencepost.model.event import JobEvent
     from fencepost.stores.api import LeaseStore
-    from fencepost.world.api import World
+    from fencepost.world.api import Flow, World
 
 DEFAULT_TTL = "30s"
 _REMEMBERED = 10_000  # names whose highest token this process has in mind
@@ -129,6 +129,12 @@ class Holding:
             chatty=self.chatty,
         )
         hold.owner = owner
+        lease = Lease(
+            hold,
+            namespace=self.namespace,
+            boottime=self._world.clocks.boottime,
+            drop=self._keeper.charges.remove,
+        )
         granted = await acquire(
             self._world,
             self._store,
@@ -145,15 +151,10 @@ class Holding:
             self._refuse_regression(hold)
             self._keeper.add(hold)
             hold.mention("adopted" if granted.grant.adopted else "acquired")
-            lease = Lease(
-                hold,
-                namespace=self.namespace,
-                boottime=self._world.clocks.boottime,
-                drop=self._keeper.charges.remove,
-            )
             kept = True
         finally:
             if not kept:
+                hold.released = True
                 self._keeper.charges.remove(hold)
                 self._keeper.abandon(hold.name, hold.nonce)
         return lease
@@ -168,13 +169,13 @@ class Holding:
             )
         return await self.give_back(lease)
 
-    async def give_back(self, lease: Lease) -> bool:
+    def give_back(self, lease: Lease) -> Flow[bool]:
         """Give back what is known to be of this process; say whether it was still ours."""
-        hold = lease.hold
-        self._keeper.charges.remove(hold)
+        keeper, hold = self._keeper, lease.hold
+        keeper.charges.remove(hold)
         if hold.released:
-            return True
-        return await release(self._world, self._store, hold, abandon=self._keeper.abandon)
+            return _given_back()
+        return release(self._world, self._store, hold, abandon=keeper.abandon)
 
     async def locks(self) -> list[View]:
         """Return what is held in this namespace."""
@@ -261,6 +262,10 @@ class Holding:
                 import logging
 
                 logging.getLogger("fencepost").exception("on_event failed for %r", event)
+
+
+async def _given_back() -> bool:
+    return True
 
 
 _everywhere: weakref.WeakSet[Holding] = weakref.WeakSet()

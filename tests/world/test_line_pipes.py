@@ -148,7 +148,7 @@ def test_a_waiter_finds_the_new_board_after_the_folder_was_removed(line: Line) -
     for entry in os.listdir(line.folder):
         os.unlink(os.path.join(line.folder, entry))
     os.rmdir(line.folder)
-    board_of(line.folder)._look_at = 0.0  # a second later
+    board_of(line.folder).look_at = 0.0  # a second later
     assert not finish(place.turn(0.001))
     assert len(line.waiters()) == 1
     line.wake()
@@ -227,7 +227,7 @@ def test_rubbish_on_the_board_harms_nobody(line: Line) -> None:
     put_away(line.folder)
     with open(os.path.join(line.folder, "line"), "r+b") as file:
         file.write(b"\xff\x00" * (8 * 512))
-    board_of(line.folder)._look_at = 0.0
+    board_of(line.folder).look_at = 0.0
     assert line.waiters() == []
     line.wake()
     assert isinstance(line.anybody(), bool)

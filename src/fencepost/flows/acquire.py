@@ -103,8 +103,8 @@ class _Asking:
 
     async def until(self, wait: float) -> Granted:
         """Stand in line until served, at most ``wait`` seconds."""
-        give_up = self._world.clocks.boottime() + wait
-        place = await self._store.line(self._names[0])
+        give_up, name = self._world.clocks.boottime() + wait, self._names[0]
+        place = await self._store.line(name)
         served = False
         try:
             self._invite(place)
@@ -112,7 +112,8 @@ class _Asking:
             while (left := give_up - self._world.clocks.boottime()) > 0:
                 if place is None or await self._is_our_turn(place, left):
                     try:
-                        granted = await self._accepted() or await self.once()
+                        handed = self._open and await self._open.accept()
+                        granted = (handed and Granted(name, *handed)) or await self.once()
                     except (LeaseHeld, StoreUnavailable):
                         pass  # the reason to wait on
                     else:
@@ -139,16 +140,6 @@ class _Asking:
             self._open = place
         else:
             self.unsettled.discard(self._names[0])
-
-    async def _accepted(self) -> Granted | None:
-        """Return what was handed to us, if anything was."""
-        if self._open is None:
-            return None
-        try:
-            handed = await self._open.accept()
-        except (OutcomeUnknown, StoreUnavailable):
-            return None  # to ask for it tells
-        return handed and Granted(self._names[0], *handed)
 
     def _withdraw(self) -> None:
         """Be handed nothing any more, so that the next answer is the last word."""

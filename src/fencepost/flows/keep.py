@@ -59,7 +59,7 @@ class Hold:
         chatty: bool = True,
     ) -> None:
         self.nonce, self.ttl, self._max_hold = nonce, ttl, max_hold
-        self.released = False
+        self.released = granted is None  # there is nothing to give back yet
         self.why_lost: str | None = None
         self.owner: object = None  # the thread or task that must not wait for itself
         self.on_loss: list[Callable[[], None]] = []
@@ -77,7 +77,7 @@ class Hold:
     def begin(self, granted: Granted) -> None:
         """Hold what was granted. Made before that, a hold keeps nobody waiting after it."""
         self.name, grant, sent = granted
-        self.token = grant.token
+        self.token, self.released = grant.token, False
         self.ends = None if self._max_hold is None else sent + self._max_hold
         self.trust = trust(sent, ttl=grant.ttl, ends=self.ends)
         self.next_try = renew_due(self.trust)

@@ -59,7 +59,7 @@ class OpenPlace(Place, Protocol):
         """
 
     async def accept(self) -> Handed | None:
-        """Take what was handed to us. None if nothing was, or if it must be asked for."""
+        """Take what was handed to us. None if nothing was, or in doubt: to ask for it tells."""
 
     def withdraw(self) -> None:
         """Be handed nothing any more: an acquire that is sent after this knows the last word."""

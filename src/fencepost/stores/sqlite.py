@@ -196,7 +196,7 @@ class SqliteStore(SqliteInner):
             raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
         proof = None
         if verdict is Verdict.HELD and not self._watch.long_enough(record, now=now, era=era):
-            proof = None if self._private else self._pulse.proof(row.pulse, row.pulse_inode)
+            proof = None if self._private else self._pulse.claim(row.pulse, row.pulse_inode)
             if proof is None:
                 raise refusal(record, expires_in=left(record, now=now, era=era))
         wanted |= {"seen_held": record.held, "seen_beat": record.beat}
@@ -281,7 +281,9 @@ class SqliteStore(SqliteInner):
         ).rowcount
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
-        line = self._line(name) if self.capabilities.fair else None
+        line = None
+        if self.capabilities.fair:
+            line = self._lines.get(name) or self._line(name)
         called = None
         if line is not None and token is not None and self._hand.possible:
             called = line.call()
@@ -323,6 +325,8 @@ class SqliteStore(SqliteInner):
         row = self._find(db, name)
         if row is None or row.record.token != token:
             raise TokenStale(name, token=token, highest=0 if row is None else row.record.token)
+        if not self._private:
+            self._pulse.warn(row.pulse)
         wall_us = sql.us(self._world.clocks.wall())
         fresh = next_token(token, store_us=wall_us)
         values = {

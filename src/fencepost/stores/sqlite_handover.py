@@ -1,10 +1,10 @@
 """A lease is handed over in one commit: its holder's release is the next one's grant.
 
 Whoever waits writes on the board what it wants. Whoever releases finds it there, grants the lease
-to the first in line instead of setting it free, and calls it; the grant leans on the pipe of that
-waiter, which takes the lease by locking the pipe, reading the row and syncing it. Until then the
-lease is for whoever comes: so neither the dead nor the stopped nor those who gave up keep anything
-that was handed to them. See docs/decisions/0007-direct-hand-over.md.
+to the first in line instead of setting it free, says so on the board, and calls it; the grant leans
+on the pipe of that waiter, which takes the lease by locking the pipe, if nobody was there before.
+Until then the lease is for whoever comes: so neither the dead nor the stopped nor those who gave up
+keep anything that was handed to them. See docs/decisions/0007-direct-hand-over.md.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from fencepost.errors import FencepostError, OutcomeUnknown
+from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
 from fencepost.model.lease import Grant, next_token
 from fencepost.stores.api import Handed
 from fencepost.world.line import LinePlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from sqlite3 import Connection
 
     from fencepost.model.lease import Holder
@@ -50,6 +51,10 @@ SELECT token, expires_us, ttl_us
    AND expires_us > ?"""
 
 
+# Linux may wake whom we call on our core although another one is idle: it would have the lease, and
+# wait until we sleep. So it is let run.
+_let_run: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
+
 # What a waiter wants to be handed, and the pipe that it will lean on: namespace, name and boot id;
 # ttl in us, nonce, host, pid and version; pulse and its inode. Plain: it is made in a hurry.
 Wish = tuple[str, str, str, int, str, str, int, str, str, str]
@@ -67,24 +72,20 @@ def read_wish(text: bytes) -> Wish | None:
 
 
 class _Offer:
-    """Whom a lease is offered. Asked again, as a busy file makes us do, it calls anew."""
+    """Whom a lease is offered, and what."""
 
-    def __init__(self, line: Line, called: Called) -> None:
-        self._line, self._fresh = line, True
+    __slots__ = ("called", "expires_us", "heir", "token", "tries")
+
+    def __init__(self, called: Called) -> None:
         self.called: Called | None = called
-        self.heir, self.token = "", 0
+        self.heir, self.token, self.expires_us, self.tries = "", 0, 0, 0
 
-    def wish(self) -> Wish | None:
-        if not self._fresh:
-            self.hang_up()
-            self.called, self.token = None, 0
-            self.called = self._line.call()
-        self._fresh = False
-        return None if self.called is None else read_wish(self.called.wish)
-
-    def hang_up(self) -> None:
+    def renew(self, line: Line) -> None:
+        """Call anew, as a busy file makes us do."""
         if self.called is not None:
             self.called.hang_up()
+        self.called, self.token = None, 0
+        self.called = line.call()
 
 
 class HandOver:
@@ -98,7 +99,8 @@ class HandOver:
         self._called: Called | None = None  # whom the statement that is being run is about
         # Without a boot id no two processes can compare their clocks. Without fdatasync whoever
         # takes a lease could not make sure that its grant survives a power cut.
-        self.possible = bool(world.clocks.era()) and hasattr(os, "fdatasync")
+        self._era = world.clocks.era()
+        self.possible = bool(self._era) and hasattr(os, "fdatasync")
         # To whom each nonce gave its lease, where nobody can say whether that was committed.
         self._doubtful: dict[str, str] = {}
 
@@ -112,19 +114,22 @@ class HandOver:
 
     def give(self, line: Line, called: Called, name: str, nonce: str, token: int) -> bool:
         """Release the lease, to the one who is called if possible; say whether it was ours."""
-        offer = _Offer(line, called)
+        offer = _Offer(called)
 
         def work(db: Connection) -> int:
-            wish = offer.wish()
-            clocks = self._world.clocks
-            if wish is not None and wish[:3] == (self._namespace, name, clocks.era()):
+            if offer.tries:
+                offer.renew(line)
+            offer.tries += 1
+            self._called = heir = offer.called
+            wish = None if heir is None else read_wish(heir.wish)
+            if wish is not None and wish[:3] == (self._namespace, name, self._era):
+                clocks = self._world.clocks
                 ttl_us, offer.heir = wish[3:5]
-                self._called = offer.called
                 wall_us = int(clocks.wall() * 1e6)
                 offer.token = next_token(token, store_us=wall_us)
                 # The trust of whoever takes it begins with the instant that is read here.
-                expires_us = int(clocks.boottime() * 1e6) + ttl_us
-                values = (offer.token, wall_us, expires_us, *wish, nonce, token)
+                offer.expires_us = int(clocks.boottime() * 1e6) + ttl_us
+                values = (offer.token, wall_us, offer.expires_us, *wish, nonce, token)
                 if db.execute(_HAND_OVER, values).rowcount:
                     return 1
             offer.token = 0
@@ -132,28 +137,42 @@ class HandOver:
 
         try:
             changed = self._file.write_one(work)
-            if changed and offer.called is not None and offer.token and self._is_safe(offer):
-                offer.called.confirm(offer.token)
+            heir = offer.called
+            # Told only what will not be issued again, whatever happens.
+            if (changed and offer.token and heir is not None) and (
+                self.reserve.covers(offer.token) or self._file.sync_early()
+            ):
+                heir.board.hand(heir.slot, heir.ticket, offer.token, offer.expires_us)
         except OutcomeUnknown:
             self._doubtful[nonce] = offer.heir
             raise
         finally:
-            offer.hang_up()
+            if offer.called is not None:
+                offer.called.hang_up()
         if offer.called is None:
             line.wake()  # who has come since
         elif offer.token:
             _let_run()
         return bool(changed)
 
-    def _is_safe(self, offer: _Offer) -> bool:
-        """Say whether the token of an offer will not be issued again, whatever happens."""
-        return self.reserve.covers(offer.token) or self._file.sync_early()
-
     def was_given(self, nonce: str, *, to: str) -> bool:
         """Say whether that is whom this nonce gave its lease, although the reply got lost."""
         return bool(to) and self._doubtful.pop(nonce, "") == to
 
-    def take(self, name: str, nonce: str, seat: Seat) -> Handed | None:
+    def take_told(self, seat: Seat, ticket: int, ttl_us: int) -> Handed | None:
+        """Take what the board says was handed to us. None if the row must be read.
+
+        It was committed before it was written there. Who takes it over before its end warns us
+        first, and keeps the lock from us until it is done: unwarned, we know what the row says.
+        """
+        if not seat.lock_unwarned():
+            return None
+        token, expires_us = seat.board.handed(seat.slot, ticket)
+        if expires_us <= self._world.clocks.boottime() * 1e6:
+            return None
+        return Handed(Grant(token, ttl_us / 1e6), (expires_us - ttl_us) / 1e6)
+
+    def take(self, name: str, nonce: str, seat: Seat, ticket: int) -> Handed | None:
         """Take what was handed to this nonce. None if nothing was, or it must be asked for.
 
         Locked before it is read, and whoever takes over what nobody has locked keeps the lock from
@@ -161,9 +180,8 @@ class HandOver:
         """
         if not seat.lock():
             return None  # somebody looks whether we live; to ask for it needs no lock
-        clocks = self._world.clocks
-        now_us = int(clocks.boottime() * 1e6)
-        values = (self._namespace, name, nonce, seat.name, clocks.era(), now_us)
+        now_us = int(self._world.clocks.boottime() * 1e6)
+        values = (self._namespace, name, nonce, seat.name, self._era, now_us)
         taken = False
         try:
             found = self._file.read(lambda db: db.execute(_FIND_HANDED, values).fetchone())
@@ -171,7 +189,8 @@ class HandOver:
                 return None
             token, expires_us, ttl_us = found
             # Whoever handed it over died, or its disk failed, or it knew of no reserve.
-            if not self.reserve.covers(token) and not seat.is_confirmed(token):
+            told, _ = seat.board.handed(seat.slot, ticket)
+            if token != told and not self.reserve.covers(token):
                 self._file.sync()
             taken = True
         finally:
@@ -182,21 +201,11 @@ class HandOver:
     def wish(self, name: str, holder: Holder, ttl: float) -> bytes:
         """Return what to write on the board, but for the pipe, to be handed a lease."""
         nonce, host, pid, version = holder
-        lease = f"{self._namespace}\n{name}\n{self._world.clocks.era()}\n{int(ttl * 1e6)}"
+        lease = f"{self._namespace}\n{name}\n{self._era}\n{int(ttl * 1e6)}"
         return f"{lease}\n{nonce}\n{host}\n{pid}\n{version}".encode()
 
     def _waits(self) -> bool:
         return self._called is not None and self._called.still_waits()
-
-
-def _let_run() -> None:
-    """Let the one who was called have our core.
-
-    Linux may wake it there although another core is idle: it would have the lease, and wait until
-    we sleep.
-    """
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
 
 
 class SqlitePlace(LinePlace):
@@ -205,7 +214,7 @@ class SqlitePlace(LinePlace):
     def __init__(self, world: World, line: Line, hand: HandOver) -> None:
         super().__init__(world, line)
         self._hand = hand
-        self._wanted = ("", "")
+        self._wanted, self._ttl_us = ("", ""), 0
 
     def _join(self) -> None:
         # Now, while there is time: whoever is handed the lease, or hands it on, is in a hurry.
@@ -216,15 +225,20 @@ class SqlitePlace(LinePlace):
 
     def invite(self, name: str, *, holder: Holder, ttl: float) -> bool:
         """Let the lease be handed to us by whoever releases it; say whether it can be."""
-        self._wanted = name, holder.nonce
+        self._wanted, self._ttl_us = (name, holder.nonce), int(ttl * 1e6)
         return self._hand.possible and self.wish(self._hand.wish(name, holder, ttl))
 
     async def accept(self) -> Handed | None:
         """Take what was handed to us, if we were called for that."""
-        seat = self.seat
-        if not seat.deaf:
+        seat = self._seat
+        if seat is None or not seat.deaf:
             return None
-        handed = await self.world.call(self._hand.take, *self._wanted, seat)
+        handed = self._hand.take_told(seat, self._ticket, self._ttl_us)  # which needs no door
+        if handed is None:
+            try:
+                handed = await self.world.call(self._hand.take, *self._wanted, seat, self._ticket)
+            except (OutcomeUnknown, StoreUnavailable):
+                return None  # to ask for it tells
         if handed is not None:
-            self.keep(self._wanted[1])
+            self.keep(seat, self._wanted[1])
         return handed

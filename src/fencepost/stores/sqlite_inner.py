@@ -50,7 +50,7 @@ class SqliteInner:
         held = record.held and remains > 0
         held = held and not self._watch.long_enough(record, now=now, era=era)
         if held and self.file.path != ":memory:":
-            proof = self.pulse.proof(row.pulse, row.pulse_inode)
+            proof = self.pulse.claim(row.pulse, row.pulse_inode)
             if proof is not None:
                 proofs.append(proof)
                 held = False

@@ -1,18 +1,18 @@
 """The board is a small file that all processes map, on which every waiter has a slot of its own.
 
-Only its owner writes to a slot, so nothing here needs a lock but handing out the slots. A ticket,
-the instant from which its owner waits, is one aligned word; what else a slot says carries a
-checksum, and what was read while it was being written counts as not written. The board is an aid:
-whoever is not found there looks by itself.
+Only its owner says there what it wants, so nothing here needs a lock but handing out the slots;
+whoever hands it a lease says so beside it. A ticket, the instant from which its owner waits, is
+one aligned word; what else a slot says carries a checksum, and what was read while it was being
+written counts as not written. The board is an aid: whoever is not found there looks by itself.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import time
-import zlib
 from contextlib import contextmanager
+from time import monotonic
+from zlib import crc32
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ except ImportError:  # Windows has no named pipes either: there nobody stands in
 
 _FILE = "line"
 # In bytes. A slot: its line and its ticket, a word each; the pipe of its owner; a checksum and a
-# length; the last token handed to it that is known to be on disk; what the owner wants. In the
-# room of a first slot stands how many slots were ever handed out.
+# length; what was handed to the owner, in four words; what it wants. In the room of a first slot
+# stands how many slots were ever handed out.
 _SLOT = 512
-_PIPE, _MARK, _SYNCED, _TEXT = 16, 80, 88, 96
+_PIPE, _MARK, _HANDED, _TEXT = 16, 80, 88, 120
 _COUNT = 0  # in words
 _WORDS = _SLOT // 8
 _FIRST_SIZE = 64 * _SLOT
@@ -46,7 +46,7 @@ class Board:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._path = os.path.join(folder, _FILE)
-        self._look_at = 0.0
+        self.look_at = 0.0
         with self._alone() as fd:
             self._map(fd, least=_FIRST_SIZE)
 
@@ -54,19 +54,20 @@ class Board:
         """Return the ticket of each slot, in their order; 0 where nobody waits."""
         count = self._words[_COUNT]
         if count > self._capacity:
-            with self._alone() as fd:
-                self._map(fd, least=0)
-            count = min(self._words[_COUNT], self._capacity)
+            count = self._grown()
         return self._words[_WORDS + 1 : _WORDS * (count + 1) : _WORDS].tolist()
 
     def line(self, key: int) -> list[tuple[int, int]]:
         """Return ticket and slot of everybody in the line ``key``, the first in line first."""
-        tickets = self.tickets()
-        if not any(tickets):
+        count = self._words[_COUNT]
+        if count > self._capacity:
+            count = self._grown()
+        words, end, slots = self._words, _WORDS * (count + 1), range(count)
+        keys = words[_WORDS:end:_WORDS].tolist()
+        if key not in keys:
             return []
-        keys = self._words[_WORDS : _WORDS * (len(tickets) + 1) : _WORDS].tolist()
-        slots = range(len(tickets))
-        return sorted([(tickets[n], n) for n in slots if tickets[n] and keys[n] == key])
+        tickets = words[_WORDS + 1 : end : _WORDS].tolist()
+        return sorted([(tickets[n], n) for n in slots if keys[n] == key and tickets[n]])
 
     def stand(self, slot: int, key: int, ticket: int) -> None:
         """Wait at a slot from the instant ``ticket`` on."""
@@ -87,29 +88,39 @@ class Board:
         """Say what is wanted at a slot, under the ticket it has."""
         start = (slot + 1) * _SLOT
         self._bytes[start + _TEXT : start + _TEXT + len(text)] = text
-        mark = zlib.crc32(text, self.ticket(slot) & 0xFFFFFFFF)
+        mark = crc32(text, self.ticket(slot) & 0xFFFFFFFF)
         self._words[(start + _MARK) // 8] = mark << 16 | len(text)
 
     def read(self, slot: int, ticket: int) -> bytes:
         """Return what is wanted at a slot under that ticket; nothing if that cannot be trusted."""
         start = (slot + 1) * _SLOT
-        mark, length = divmod(self._words[(start + _MARK) // 8], 1 << 16)
-        text = bytes(self._bytes[start + _TEXT : start + _TEXT + min(length, LONGEST_TEXT)])
-        return text if mark == zlib.crc32(text, ticket & 0xFFFFFFFF) else b""
+        mark = self._words[(start + _MARK) // 8]
+        length = min(mark & 0xFFFF, LONGEST_TEXT)
+        text = bytes(self._bytes[start + _TEXT : start + _TEXT + length])
+        return text if mark >> 16 == crc32(text, ticket & 0xFFFFFFFF) else b""
 
-    def confirm(self, slot: int, token: int) -> None:
-        """Tell the owner of a slot that what was handed to it is on disk."""
-        self._words[(slot + 1) * _WORDS + _SYNCED // 8] = token
+    def hand(self, slot: int, ticket: int, token: int, expires_us: int) -> None:
+        """Tell the owner of a slot what it was handed while it had that ticket."""
+        words, first = self._words, ((slot + 1) * _SLOT + _HANDED) // 8
+        words[first], words[first + 1], words[first + 2] = token, expires_us, ticket
+        words[first + 3] = token ^ expires_us ^ ticket
 
-    def confirmed(self, slot: int) -> int:
-        """Return the last token that is known to be on disk."""
-        return self._words[(slot + 1) * _WORDS + _SYNCED // 8]
+    def handed(self, slot: int, ticket: int) -> tuple[int, int]:
+        """Return the token that was handed to a slot under that ticket, and its end; else zeros.
+
+        Of two hands to one ticket no mixture is believed: each word is stored at once.
+        """
+        first = ((slot + 1) * _SLOT + _HANDED) // 8
+        token, expires_us, meant, check = self._words[first : first + 4].tolist()
+        if meant == ticket and check == token ^ expires_us ^ meant:
+            return token, expires_us
+        return 0, 0
 
     def pipe(self, slot: int) -> str:
         """Return the name of the pipe at which the owner of a slot listens."""
         start = (slot + 1) * _SLOT + _PIPE
-        name = bytes(self._bytes[start : start + _MARK - _PIPE]).partition(b"\0")[0]
-        return name.decode("ascii", "replace")
+        name = str(self._bytes[start : start + _MARK - _PIPE], "ascii", "replace")
+        return name.partition("\0")[0]
 
     def claim(self, pipe: str, *, is_dead: Callable[[str], bool]) -> int:
         """Have a slot of one's own: a free one, else a dead process's, else a new one."""
@@ -132,16 +143,19 @@ class Board:
             self._name(slot, "")
 
     def is_stale(self) -> bool:
-        """Say whether others have another board by now. Looked at once in a while."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
-        self._look_at = now + _TRUSTED
+        """Say whether others have another board by now. To be asked from ``look_at`` on."""
+        self.look_at = monotonic() + _TRUSTED
         try:
             status = os.stat(self._path)
         except FileNotFoundError:
             return True
         return (status.st_dev, status.st_ino) != self._identity
+
+    def _grown(self) -> int:
+        """Map the file that others have made larger; return how many of its slots are in use."""
+        with self._alone() as fd:
+            self._map(fd, least=0)
+        return min(self._words[_COUNT], self._capacity)
 
     def _name(self, slot: int, pipe: str) -> None:
         start = (slot + 1) * _SLOT + _PIPE
@@ -175,7 +189,7 @@ class Board:
 def board_of(folder: str) -> Board:
     """Return the board of a folder, which is made if there is none."""
     board = _boards.get(folder)
-    if board is None or board.is_stale():
+    if board is None or (monotonic() >= board.look_at and board.is_stale()):
         board = _boards[folder] = Board(folder)
     return board
 

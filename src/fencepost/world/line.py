@@ -36,10 +36,6 @@ class Called(NamedTuple):
     slot: int
     board: Board
 
-    def confirm(self, token: int) -> None:
-        """Say on the board that what is handed to it is on disk."""
-        self.board.confirm(self.slot, token)
-
     def hang_up(self) -> None:
         """Let it hear that it was called."""
         os.close(self.fd)
@@ -118,7 +114,6 @@ class LinePlace:
         self._ticket = 0
         self._wish = b""  # what others may hand to us
         self._is_next = False  # found so when we joined
-        self._nonce = ""  # of what was handed to us
 
     @classmethod
     async def joined(cls, world: World, line: Line, *more: Any) -> Self:
@@ -169,15 +164,15 @@ class LinePlace:
         if self._seat is not None:
             self._seat.board.withdraw(self._seat.slot, self._ticket)
 
-    def keep(self, nonce: str) -> None:
-        """Take note that we took what was handed to us: our seat is what it leans on."""
-        self._nonce = nonce
+    def keep(self, seat: Seat, nonce: str) -> None:
+        """Leave the line with what was handed to us: our seat is what it leans on."""
+        self._seat = None
+        lean_on(seat, nonce)
+        seat.board.withdraw(seat.slot, self._ticket)
 
     async def leave(self, *, served: bool) -> None:
         """Leave the line. Who leaves without the lease passes on the call it may have got."""
-        if served and self._nonce:
-            self._leave(served)  # two stores to memory need no door
-        else:
+        if self._seat is not None:
             await self.world.call(self._leave, served)
 
     def _join(self) -> None:
@@ -189,6 +184,7 @@ class LinePlace:
         self._seat = seat = take_seat(self._line.folder, nonce=self.world.nonce())
         seat.board.stand(seat.slot, self._line.key, self._ticket)
         if self._wish:
+            seat.warned = True  # of what was handed to us at the seat before, only the row knows
             self._write_wish()
 
     def _write_wish(self) -> bool:
@@ -223,9 +219,7 @@ class LinePlace:
         if seat is None or seat.fd < 0:
             return  # never came so far as to have a place, or it is that of a parent process
         seat.board.withdraw(seat.slot, self._ticket)
-        if served and self._nonce:
-            lean_on(seat, self._nonce)
-        elif served or not self._wish:
+        if served or not self._wish:
             put_by(seat)
         else:
             # Something may be on its way to us. Whoever finds it must find our pipe too, unlocked:

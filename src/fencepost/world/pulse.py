@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import stat
 import time
 
 TYPE_CHECKING = False
@@ -28,9 +29,10 @@ except ImportError:  # Windows has no flock: deaths are noticed by expiry only
 
 _SUFFIX = ".pulse"
 _count = itertools.count()
-_PROBE = os.O_RDONLY
+_PROBE, _WARN = os.O_RDONLY, os.O_WRONLY
 for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):  # what is probed may be a pipe
     _PROBE |= getattr(os, _flag, 0)
+    _WARN |= getattr(os, _flag, 0)
 # How long to go without looking whether somebody removed the file. A lease that leans on a removed
 # one loses nothing but speed: its holder's death is noticed at its end.
 _TRUSTED = 1.0
@@ -80,7 +82,7 @@ class Pulse:
         """Return what proves, until it is closed, that nobody has that pulse. In doubt: nothing.
 
         The dead stay dead, but to the pipe of a waiter its lock may come late: whoever takes over
-        a lease that leans on one has to keep the proof until the lease is changed.
+        a lease that leans on one has to ``claim`` it, and to keep the proof until it is changed.
         """
         if fcntl is None or not name or name == self.name:
             return None
@@ -97,6 +99,30 @@ class Pulse:
             pass  # somebody has it
         os.close(fd)
         return None
+
+    def claim(self, name: str, inode: str) -> int | None:
+        """Return a proof for one who takes over what leans on that pulse. In doubt: nothing.
+
+        To the pipe of a waiter its lock may come late, and by then our grant is history: so it is
+        warned before that, while nobody else can lock the pipe.
+        """
+        proof = self.proof(name, inode)
+        if proof is None or _warned(self._path(name), proof):
+            return proof
+        os.close(proof)
+        return None
+
+    def warn(self, name: str) -> None:
+        """Have a waiter look twice at what was handed to it, if that is what leans on this pulse.
+
+        For one who takes it away from whoever has it. Nobody's safety depends on it.
+        """
+        try:
+            probe = os.open(self._path(name), _PROBE)
+        except OSError:
+            return  # there is nobody to warn
+        _warned(self._path(name), probe)
+        os.close(probe)
 
     def sweep(self, *, keep: set[str]) -> None:
         """Remove the files of dead processes, except those that leases still refer to."""
@@ -190,6 +216,28 @@ def _drop_all() -> None:
 atexit.register(_end_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_drop_all)
+
+
+def _warned(path: str, probe: int) -> bool:
+    """Leave a byte in a pipe that we read too, so that it cannot break; say whether it is there.
+
+    What is no pipe needs none: the dead do not come back.
+    """
+    if not stat.S_ISFIFO(os.fstat(probe).st_mode):
+        return True
+    try:
+        fd = os.open(path, _WARN)
+    except OSError:
+        return False  # another user's, or no longer there
+    try:
+        if not os.path.sameopenfile(fd, probe):
+            return False
+        os.write(fd, b"!")
+    except BlockingIOError:
+        return True  # it is full of them
+    finally:
+        os.close(fd)
+    return True
 
 
 def inode_of(status: os.stat_result) -> str:

@@ -6,7 +6,8 @@ has more to do. A seat is made once and kept for the next wait, for to make a pi
 all the rest of a wait.
 
 The lock says whether its owner has taken what was handed to it. A lease may lean on the pipe
-instead of on a pulse: while nobody has locked it, the lease is for whoever comes.
+instead of on a pulse: while nobody has locked it, the lease is for whoever comes. Whoever does
+leaves a byte in the pipe before it takes the lease over, for the owner to find.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _CALL = os.O_WRONLY
 for _flag in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"):
     _CALL |= getattr(os, _flag, 0)
 _MOST_SPARES = 4
+_MOST_WARNINGS = 4096  # to read at once: more than processes would take over one lease
 # All seats of this process, those of them that nobody uses, and those that leases lean on.
 _seats: weakref.WeakSet[Seat] = weakref.WeakSet()
 _spares: dict[str, list[Seat]] = {}
@@ -54,6 +56,7 @@ class Seat:
         self.folder, self.name = folder, nonce + _SUFFIX
         self.deaf = False  # a call was heard, after which the pipe hears nothing more
         self.locked = False
+        self.warned = False  # what was handed to us during this wait may have been taken over
         try:
             self._make(os.path.join(folder, self.name))
             self.board = board_of(folder)
@@ -66,6 +69,7 @@ class Seat:
     def listen(self) -> None:
         """Hear what is called from now on; raise ``FileNotFoundError`` if nobody can call us."""
         fd = os.open(os.path.join(self.folder, self.name), _LISTEN)
+        self._read_warnings()  # what stays in the pipe would be heard as a call, for ever
         os.close(self.fd)
         self.fd, self.deaf = fd, False
 
@@ -84,6 +88,20 @@ class Seat:
         """Say whether the pipe is still where others look for it."""
         return os.path.exists(os.path.join(self.folder, self.name))
 
+    def lock_unwarned(self) -> bool:
+        """Take what was handed to us, and say whether surely nobody took it over before.
+
+        In doubt it is locked or not, and no.
+        """
+        try:
+            fcntl.flock(self.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.locked = True
+            if not self.warned:
+                self.warned = os.read(self.fd, _MOST_WARNINGS) != b""
+        except OSError:  # somebody looks whether we live, or calls us
+            return False
+        return not self.warned
+
     def lock(self) -> bool:
         """Take what was handed to us. No if somebody is just looking whether we did."""
         try:
@@ -98,10 +116,6 @@ class Seat:
         if self.locked:
             self.locked = False
             fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
-
-    def is_confirmed(self, token: int) -> bool:
-        """Say whether whoever handed that token to us made sure that it is on disk."""
-        return self.board.confirmed(self.slot) == token
 
     def drop(self) -> None:
         """Close this process's copies: all that a forked child has to do with them."""
@@ -134,6 +148,13 @@ class Seat:
         os.rename(path + "-new", path)
         self.inode = inode_of(os.fstat(self.fd))
 
+    def _read_warnings(self) -> None:
+        try:
+            if os.read(self.fd, _MOST_WARNINGS):
+                self.warned = True
+        except BlockingIOError:
+            return  # somebody has it open for writing, and wrote nothing
+
     def _remove(self) -> None:
         for suffix in ("", "-new"):
             _remove(os.path.join(self.folder, self.name + suffix))
@@ -153,6 +174,7 @@ def take_seat(folder: str, *, nonce: str) -> Seat:
     while spares:
         seat = spares.pop()
         if seat.is_fit():
+            seat.warned = False  # that was about an earlier wait
             return seat
         seat.close()
     return Seat(folder, nonce=nonce)
