@@ -25,7 +25,7 @@ try:
 except ImportError:  # Windows has no named pipes either: there nobody stands in line
     fcntl = None
 
-_FILE = "line"
+_FILE = "line-2"  # the number of the layout: processes with another one have a board of their own
 # In bytes. A slot: its line and its ticket, a word each; the pipe of its owner; a checksum and a
 # length; what was handed to the owner, in four words; what it wants. In the room of a first slot
 # stands how many slots were ever handed out.
