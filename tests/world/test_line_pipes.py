@@ -225,7 +225,7 @@ def test_a_wish_is_read_only_as_it_was_written(tmp_path: Path) -> None:
 def test_rubbish_on_the_board_harms_nobody(line: Line) -> None:
     leave(join(line))
     put_away(line.folder)
-    with open(os.path.join(line.folder, "line"), "r+b") as file:
+    with open(os.path.join(line.folder, "line-2"), "r+b") as file:
         file.write(b"\xff\x00" * (8 * 512))
     board_of(line.folder).look_at = 0.0
     assert line.waiters() == []
