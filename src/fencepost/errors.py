@@ -10,7 +10,7 @@ FencepostError
 ├── Said               a body's own word       GiveUp  RetryAfter  InDoubt
 └── Misuse             your code or config     BadName  BadDuration  BadUrl  BadSlot
                                                    BadSchedule  BadValue  UnknownJob  UnknownRun
-                                                   MissingExtra  FenceMisused
+                                                   MissingExtra  FenceMisused  StoreUnfit
 """
 
 from __future__ import annotations
@@ -173,6 +173,10 @@ class BadDuration(Misuse):
 
 class BadUrl(Misuse):
     """A store URL is malformed or names something that cannot be a store."""
+
+
+class StoreUnfit(Misuse):
+    """The store is there, but cannot be used as it is: a password, a right, a table, a setting."""
 
 
 class BadSlot(Misuse):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import tempfile
 import urllib.error
 import urllib.request
@@ -75,6 +76,38 @@ class Etcd(Running):
         with urllib.request.urlopen(request, timeout=5) as answer:
             told = json.load(answer)
         return bool(told["leader"] == told["header"]["member_id"])
+
+
+class TlsEtcd(Etcd):
+    """One node that shows a certificate."""
+
+    cert: Path
+    key: Path
+
+    @classmethod
+    @contextmanager
+    def own_with(cls, cert: Path, key: Path) -> Iterator[Self]:
+        """Run it for as long as the block lasts."""
+        cls.cert, cls.key = cert, key
+        with cls.own() as server:
+            yield server
+
+    def command(self) -> Sequence[str]:
+        """Return the words that start it."""
+        plain, secure = (f"{scheme}://127.0.0.1:{self.port}" for scheme in ("http", "https"))
+        words = [secure if word == plain else word for word in super().command()]
+        return [*words, "--cert-file", str(self.cert), "--key-file", str(self.key)]
+
+    def ready(self) -> bool:
+        """Say whether it is healthy."""
+        known = ssl.create_default_context(cafile=str(self.cert))
+        try:
+            with urllib.request.urlopen(
+                f"https://127.0.0.1:{self.port}/health", timeout=2, context=known
+            ) as answer:
+                return bool(json.load(answer)["health"] == "true")
+        except (OSError, ValueError):
+            return False
 
 
 class EtcdCluster:

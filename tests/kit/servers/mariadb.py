@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pymysql
 
@@ -26,13 +27,15 @@ class MariaDB(Running):
         install = unpacked("usr/bin/mariadb-install-db") or on_path("mariadb-install-db")
         if self._server is None or install is None:
             missing("MariaDB", "mariadb-server-core")
+        # Not the folder that all share: a server that starts removes what others have there.
+        self.temporary.mkdir()
         give_to_nobody(self.folder)
         subprocess.run(
             as_nobody(
                 [
                     *(str(install), "--no-defaults", *self._base(), f"--datadir={self.data}"),
                     *("--auth-root-authentication-method=normal", "--skip-test-db"),
-                    "--innodb-log-file-size=10M",
+                    *("--innodb-log-file-size=10M", f"--tmpdir={self.temporary}"),
                 ]
             ),
             check=True,
@@ -47,6 +50,11 @@ class MariaDB(Running):
         return self.folder / "data"
 
     @property
+    def temporary(self) -> Path:
+        """Where it keeps tables for a moment."""
+        return self.folder / "tmp"
+
+    @property
     def socket(self) -> Path:
         """Where its administrator finds it."""
         return self.folder / "sock"
@@ -59,7 +67,7 @@ class MariaDB(Running):
                 *(f"--socket={self.socket}", f"--port={self.port}", "--bind-address=127.0.0.1"),
                 *(f"--pid-file={self.folder}/pid", "--innodb-log-file-size=10M"),
                 *("--innodb-flush-log-at-trx-commit=1", "--max-connections=300"),
-                *("--skip-name-resolve", *self.settings),
+                *("--skip-name-resolve", f"--tmpdir={self.temporary}", *self.settings),
             ]
         )
 
@@ -72,7 +80,7 @@ class MariaDB(Running):
         try:
             self.run("CREATE USER IF NOT EXISTS post@'127.0.0.1' IDENTIFIED BY 'secret'")
             self.run("GRANT ALL ON *.* TO post@'127.0.0.1' WITH GRANT OPTION")
-        except pymysql.OperationalError:
+        except (pymysql.OperationalError, OSError):
             return False
         return True
 
@@ -82,13 +90,20 @@ class MariaDB(Running):
 
     def run(self, statement: str) -> Sequence[tuple[object, ...]]:
         """Run a statement as its administrator."""
-        db = pymysql.connect(unix_socket=str(self.socket), user="root", autocommit=True)
+        db: Any = pymysql.Connection(
+            user="root", autocommit=True, ssl_disabled=True, defer_connect=True
+        )
+        wire = socket.socket(socket.AF_UNIX)
         try:
+            wire.connect(str(self.socket))  # the driver would leave one open that is refused
+            db.connect(wire)
             with db.cursor() as cursor:
                 cursor.execute(statement)
                 return list(cursor.fetchall())
         finally:
-            db.close()
+            if db.open:
+                db.close()
+            wire.close()
 
     def database(self, name: str) -> str:
         """Make an empty database, unless it is there; return its URL."""

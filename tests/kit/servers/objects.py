@@ -8,6 +8,9 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
+import obstore
+from obstore.store import S3Store
+
 from servers.running import Running, free_port
 from servers.where import beside_python, missing, on_path
 
@@ -65,6 +68,25 @@ class Seaweed(Running):
     def endpoint(self) -> str:
         """Return where S3 clients find it."""
         return f"http://127.0.0.1:{self.port}"
+
+    def bucket(self, name: str) -> str:
+        """Make sure that there is a bucket, which may take a moment; return its name."""
+        client = S3Store(
+            name,
+            endpoint=self.endpoint(),
+            region="us-east-1",
+            access_key_id=KEY,
+            secret_access_key=SECRET,
+            client_options={"allow_http": True},
+        )
+        obstore.put(client, "ready", b"")
+        return name
+
+    def url(self, path: str, *, port: int | None = None) -> str:
+        """Return the URL of leases there; ``port`` is that of a proxy, if there is one."""
+        endpoint = f"http://127.0.0.1:{port or self.port}"
+        options = f"endpoint={endpoint}&region=us-east-1&allow_http=true&shortest_ttl=0.2"
+        return f"s3://{path}?{options}&timeout=30"
 
     @staticmethod
     def _pair() -> int:

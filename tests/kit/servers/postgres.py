@@ -37,6 +37,7 @@ class Postgres(Running):
 
     gentle = signal.SIGINT  # what PostgreSQL calls a fast shutdown
     settings: Mapping[str, str] = {}
+    before: Sequence[str] = ()  # words before its program: what it is run by
 
     def prepare(self) -> None:
         """Make the data folder."""
@@ -49,6 +50,9 @@ class Postgres(Running):
             capture_output=True,
             cwd=self.folder,
         )
+        # Everybody is trusted but the role ``locked``: it needs the password that a test gave it.
+        rules = self.data / "pg_hba.conf"
+        rules.write_text("host all locked all scram-sha-256\n" + rules.read_text())
 
     @property
     def data(self) -> Path:
@@ -60,7 +64,7 @@ class Postgres(Running):
         given = {"max_connections": "200", "listen_addresses": "127.0.0.1", **self.settings}
         options = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
         where = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.folder)]
-        return as_nobody([str(self._bin / "postgres"), *where, *options])
+        return as_nobody([*self.before, str(self._bin / "postgres"), *where, *options])
 
     def ready(self) -> bool:
         """Say whether it takes statements."""
@@ -86,6 +90,19 @@ class Postgres(Running):
             self.run(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
+    def standby(self) -> PostgresStandby:
+        """Return a standby of this server that follows it; whoever asks ends it."""
+        return PostgresStandby.of(self.port).begun()
+
+    def terminate(self, *, application: str = "fencepost") -> int:
+        """End the sessions of an application, as an operator would; return how many there were."""
+        return len(
+            self.run(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                f"WHERE application_name = '{application}'"
+            )
+        )
+
     def _reachable(self, found: Path) -> Path:
         """Return the programs where the user that runs them can reach them."""
         if os.getuid() != 0 or self._may_run(found):
@@ -98,3 +115,54 @@ class Postgres(Running):
     def _may_run(self, found: Path) -> bool:
         words = as_nobody([str(found / "postgres"), "--version"])
         return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+class PostgresStandby(Postgres):
+    """A hot standby: it answers questions, and changes nothing until it is promoted."""
+
+    primary_port = 0
+
+    @classmethod
+    def of(cls, primary_port: int) -> type[PostgresStandby]:
+        """Return the standby of one server."""
+        return type("PostgresStandby", (cls,), {"primary_port": primary_port})
+
+    def prepare(self) -> None:
+        """Copy the primary."""
+        self._bin = self._reachable(programs())
+        give_to_nobody(self.folder)
+        where = ["-h", "127.0.0.1", "-p", str(self.primary_port), "-U", "postgres"]
+        words = [str(self._bin / "pg_basebackup"), "-D", str(self.data), "-R", "-c", "fast", *where]
+        subprocess.run(as_nobody(words), check=True, capture_output=True, cwd=self.folder)
+
+    def promote(self) -> None:
+        """Make it a primary."""
+        self.run("SELECT pg_promote()")
+
+
+class PostgresOutOfTime(Postgres):
+    """A server whose wall clock can be set while it runs; only where libfaketime is installed."""
+
+    def prepare(self) -> None:
+        """Make the data folder, and lay what fakes the time beside it."""
+        found = in_wheel("libfaketime", "vendor/libfaketime/src/libfaketime.so.1")
+        if found is None:
+            missing("libfaketime", "libfaketime")
+        shutil.copy(found, self.folder / "faketime.so")
+        (self.folder / "faketime.so").chmod(0o755)
+        self.step(0)
+        super().prepare()
+        # Only the server: whoever becomes another user on the way must not have it.
+        self.before = [
+            "env",
+            f"LD_PRELOAD={self.folder / 'faketime.so'}",
+            "DONT_FAKE_MONOTONIC=1",
+            f"FAKETIME_TIMESTAMP_FILE={self.folder / 'faketime.rc'}",
+            "FAKETIME_NO_CACHE=1",
+        ]
+
+    def step(self, seconds: float) -> None:
+        """Set the server's clock so many seconds apart from the machine's."""
+        path = self.folder / "faketime.rc"
+        path.write_text(f"{seconds:+.0f}\n")
+        path.chmod(0o644)

@@ -23,12 +23,14 @@ PATIENCE = 60.0
 NOBODY = 65534
 _LOWEST, _HIGHEST = 20_000, 31_000  # below what systems give to clients
 _SHARED: dict[type[Running], Running] = {}
+# Not the dice that tests seed: two processes would choose the same ports, and meet.
+_DICE = random.SystemRandom()
 
 
 def free_port() -> int:
     """Return a port of loopback that nobody listens on."""
     while True:
-        port = random.randrange(_LOWEST, _HIGHEST)
+        port = _DICE.randrange(_LOWEST, _HIGHEST)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

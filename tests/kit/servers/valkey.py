@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -31,6 +31,7 @@ class Valkey(Running):
 
     settings: Sequence[str] = ("--appendonly", "yes", "--appendfsync", "always")
     replica_of: int | None = None
+    password: str | None = None
 
     def command(self) -> Sequence[str]:
         """Return the words that start it."""
@@ -49,10 +50,16 @@ class Valkey(Running):
         except redis.RedisError:
             return False
 
-    def client(self) -> redis.Redis:
-        """Return a plain client."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+    def client(self) -> Any:
+        """Return a plain client. Not all of it is typed."""
+        return redis.Redis(port=self.port, socket_timeout=5, password=self.password)
 
     def url(self, database: int = 0) -> str:
         """Return where fencepost and redis-py find it."""
         return f"redis://127.0.0.1:{self.port}/{database}"
+
+
+class EverySecond(Valkey):
+    """A server that writes its log before it answers, and syncs it once a second, as most do."""
+
+    settings = ("--appendonly", "yes", "--appendfsync", "everysec")

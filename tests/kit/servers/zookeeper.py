@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from servers.running import Running
+from servers.running import Running, free_port
 from servers.where import UNPACKED, missing, on_path, unpacked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _SETTINGS = """\
 tickTime=200
@@ -21,17 +24,23 @@ clientPortAddress=127.0.0.1
 admin.enableServer=false
 4lw.commands.whitelist=*
 maxClientCnxns=0
+maxSessionTimeout=60000
 """
 
 
 class ZooKeeper(Running):
-    """One server that keeps sessions of 0.4 to 4 seconds."""
+    """One server that keeps sessions of 0.4 to 60 seconds."""
+
+    number = 0
+    others = ""
 
     def prepare(self) -> None:
         """Write its settings."""
         (self.folder / "data").mkdir()
-        text = _SETTINGS.format(folder=self.folder, port=self.port)
+        text = _SETTINGS.format(folder=self.folder, port=self.port) + self.others
         (self.folder / "zoo.cfg").write_text(text)
+        if self.others:
+            (self.folder / "data" / "myid").write_text(str(self.number))
 
     def command(self) -> Sequence[str]:
         """Return the words that start it."""
@@ -45,13 +54,61 @@ class ZooKeeper(Running):
 
     def ready(self) -> bool:
         """Say whether it serves."""
+        return "Mode:" in self.says("srvr")
+
+    def leads(self) -> bool:
+        """Say whether it is the leader of its ensemble."""
+        return "Mode: leader" in self.says("srvr")
+
+    def says(self, word: str) -> str:
+        """Return its answer to a four letter word; empty if there is none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 2) as wire:
-                wire.sendall(b"srvr")
-                return b"Mode:" in wire.recv(4096)
+                wire.sendall(word.encode())
+                return wire.recv(4096).decode()
         except OSError:
-            return False
+            return ""
 
     def url(self) -> str:
         """Return where fencepost finds it."""
         return f"zookeeper://127.0.0.1:{self.port}"
+
+
+class ZooKeeperEnsemble:
+    """Three servers that agree."""
+
+    def __init__(self, servers: Sequence[ZooKeeper]) -> None:
+        self.servers = servers
+
+    @classmethod
+    @contextmanager
+    def own(cls) -> Iterator[Self]:
+        """Run three servers for as long as the block lasts."""
+        servers = [
+            ZooKeeper(Path(tempfile.mkdtemp(prefix=f"fencepost-zookeeper-{number}-")))
+            for number in (1, 2, 3)
+        ]
+        lines = [f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in (1, 2, 3)]
+        try:
+            for number, server in enumerate(servers, start=1):
+                server.number, server.others = number, "".join(lines)
+                server.prepare()
+                server.launch()
+            for server in servers:
+                server.wait_until_ready()
+            yield cls(servers)
+        finally:
+            for server in servers:
+                server.end()
+
+    def url(self) -> str:
+        """Return where fencepost finds all three."""
+        hosts = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        return f"zookeeper://{hosts}"
+
+    def leader(self) -> ZooKeeper:
+        """Return the server that leads now."""
+        for server in self.servers:
+            if server.leads():
+                return server
+        raise AssertionError("nobody leads")
