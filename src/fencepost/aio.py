@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 
 from fencepost.aio_schedules import AsyncSchedules
 from fencepost.alarm_declaring import DeclaresAlarms
@@ -120,13 +120,14 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
 
     The same contract as ``Fencepost``. Leases are renewed from a thread, so a blocked event loop
     does not lose them. A task whose lease is lost is cancelled, and leaves its block with
-    ``LeaseLost``.
+    ``LeaseLost``. ``leases`` names another store for locks, as there.
     """
 
     def __init__(
         self,
         url: str | Callable[[World, str], LeaseStore] | None = None,
         *,
+        leases: str | Callable[[World, str], LeaseStore] | None = None,
         namespace: str = "default",
         on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
@@ -134,14 +135,17 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
         orphan_after: Duration = "15m",
     ) -> None:
         self._world = AioWorld(clocks=clocks)
-        self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+        hold = partial(Holding, world=self._world, namespace=namespace, on_event=on_event)
+        self._holding = hold(url)
+        self._locks = self._holding if leases is None else hold(leases)
         self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
     def _working(self) -> Working:
         from fencepost.working import Working  # a dear import, that locks alone never need
 
-        return Working(self._holding, self._world)
+        elsewhere = None if self._locks is self._holding else self._locks
+        return Working(self._holding, self._world, elsewhere=elsewhere)
 
     @cached_property
     def _alarming(self) -> Alarming:
@@ -169,18 +173,18 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
 
         It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
         """
-        wanted = self._holding.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
-        return AsyncLock(self._holding, wanted)
+        wanted = self._locks.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
+        return AsyncLock(self._locks, wanted)
 
     async def locks(self) -> list[View]:
         """Return what is held now in this namespace, by name."""
-        return await self._holding.locks()
+        return await self._locks.locks()
 
     async def break_lock(
         self, name: str, *, token: int, reason: str, operator: str | None = None
     ) -> int:
         """Take a lease away from the holder of ``token``; return the new token."""
-        return await self._holding.break_lock(name, token=token, reason=reason, operator=operator)
+        return await self._locks.break_lock(name, token=token, reason=reason, operator=operator)
 
     async def trigger(
         self,
@@ -246,7 +250,9 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
         """Release what is still held and close the store; an instance of this object is stopped."""
         if "_scheduling" in self.__dict__:
             await self._end_instance()
-        await self._holding.close()
+        await self._locks.close()
+        if self._locks is not self._holding:
+            await self._holding.close()
         if "_working" in self.__dict__:  # it was used
             await self._working.close()
         self._world.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import cached_property
+from functools import cached_property, partial
 
 from fencepost.alarm_declaring import DeclaresAlarms
 from fencepost.blocking_schedules import Schedules
@@ -76,12 +76,16 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
 
     Without a URL it is ``$FENCEPOST_URL``, else ``sqlite:///fencepost.db``. For any number of
     threads; a forked child may use it too, but has none of its parent's leases.
+
+    ``leases`` names another store for locks. Runs are then claimed in the ledger at ``url``, and
+    hold a lease elsewhere of the same name as well.
     """
 
     def __init__(
         self,
         url: str | Callable[[World, str], LeaseStore] | None = None,
         *,
+        leases: str | Callable[[World, str], LeaseStore] | None = None,
         namespace: str = "default",
         on_event: Callable[[LeaseEvent | JobEvent], None] | None = None,
         clocks: Clocks | None = None,
@@ -89,14 +93,17 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
         orphan_after: Duration = "15m",
     ) -> None:
         self._world = BlockingWorld(clocks=clocks)
-        self._holding = Holding(url, world=self._world, namespace=namespace, on_event=on_event)
+        hold = partial(Holding, world=self._world, namespace=namespace, on_event=on_event)
+        self._holding = hold(url)
+        self._locks = self._holding if leases is None else hold(leases)
         self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
     def _working(self) -> Working:
         from fencepost.working import Working  # a dear import, that locks alone never need
 
-        return Working(self._holding, self._world)
+        elsewhere = None if self._locks is self._holding else self._locks
+        return Working(self._holding, self._world, elsewhere=elsewhere)
 
     @cached_property
     def _alarming(self) -> Alarming:
@@ -124,16 +131,16 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
 
         It is renewed while held, for ``max_hold`` at most. ``limit`` makes it a semaphore.
         """
-        wanted = self._holding.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
-        return Lock(self._holding, wanted)
+        wanted = self._locks.wanted(name, ttl=ttl, wait=wait, limit=limit, max_hold=max_hold)
+        return Lock(self._locks, wanted)
 
     def locks(self) -> list[View]:
         """Return what is held now in this namespace, by name."""
-        return finish(self._holding.locks())
+        return finish(self._locks.locks())
 
     def break_lock(self, name: str, *, token: int, reason: str, operator: str | None = None) -> int:
         """Take a lease away from the holder of ``token``; return the new token."""
-        return finish(self._holding.break_lock(name, token=token, reason=reason, operator=operator))
+        return finish(self._locks.break_lock(name, token=token, reason=reason, operator=operator))
 
     def trigger(
         self,
@@ -201,7 +208,9 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
         """Release what is still held and close the store; an instance of this object is stopped."""
         if "_scheduling" in self.__dict__:
             self._end_instance()
-        finish(self._holding.close())
+        finish(self._locks.close())
+        if self._locks is not self._holding:
+            finish(self._holding.close())
         if "_working" in self.__dict__:  # it was used
             finish(self._working.close())
 

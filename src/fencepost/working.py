@@ -23,6 +23,7 @@ from fencepost.flows.handoff import (
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
 from fencepost.flows.trigger import Crashed, Errand, trigger
+from fencepost.gate import Gate
 from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
 from fencepost.isolated import carried_apart, refusal
@@ -90,8 +91,9 @@ ALONE = Terms()
 class Working:
     """The jobs of one ``Fencepost`` or ``AsyncFencepost``."""
 
-    def __init__(self, holding: Holding, world: World) -> None:
+    def __init__(self, holding: Holding, world: World, *, elsewhere: Holding | None = None) -> None:
         self._holding, self._world = holding, world
+        self._gate = None if elsewhere is None else Gate(elsewhere, world)
         self.registry = Registry()
         self._doors: Doors | None = None
         self._kept: tuple[LeaseStore, Ledger] | None = None
@@ -121,7 +123,8 @@ class Working:
 
     def offered(self, job: str, *, needs: str | None, idempotent: bool) -> Tier:
         """Return what a job needs, or refuse it where the store cannot promise that."""
-        exclusive = self._holding.store.capabilities.exclusive
+        gate = self._gate
+        exclusive = self._holding.store.capabilities.exclusive and (gate is None or gate.exclusive)
         transactional = self.ledger.abilities.transactional
         offered = tier_of(exclusive=exclusive, transactional=transactional)
         return refuse_less(job, needs=needs, idempotent=idempotent, offered=offered)
@@ -332,7 +335,7 @@ class Working:
             if terms.stopped is not None and terms.stopped() is not None:
                 ended = await conclude(doors, course, RELEASED, emit=emit)
             else:
-                body = partial(self._body, job, terms.begun)
+                body = partial(self._body if self._gate is None else self._gated, job, terms.begun)
                 ended = await attempt(doors, course, body, emit=emit)
         finally:
             self._active -= 1
@@ -375,6 +378,16 @@ class Working:
         if known[0] != pid:
             known = self._foreign = (pid, lambda: os.getpid() != pid)
         return known[1]
+
+    async def _gated(self, job: Job, begun: Begun | None, course: Course) -> str | None:
+        """Carry the body out while its lease elsewhere is held as well."""
+        assert self._gate is not None, "asked for only where there is one"
+        lease = await self._gate.enter(course)
+        try:
+            return await self._body(job, begun, course)
+        finally:
+            if not course.foreign():
+                await self._gate.leave(course, lease)
 
     async def _body(self, job: Job, begun: Begun | None, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""

@@ -13,11 +13,10 @@ from fencepost.model.claim import (
     Verdict,
     Want,
     alive,
-    changed_record,
-    claimed_record,
     decide,
     leases_of,
 )
+from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.lease import Holder
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil
 from fencepost.model.run import TERMINAL, RunRecord, State, legal

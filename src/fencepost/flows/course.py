@@ -69,6 +69,7 @@ class Course:
     crashed: str | None = None  # how, if the body had a process of its own and it died
     payload: str | None = None  # what a stored job was given, as JSON
     lent: object = None  # what user code was given of the lease
+    gate: Hold | None = None  # the lease that it has in another store as well
     _source = ""
     _done: int | None = None
     _total: int | None = None
@@ -143,6 +144,8 @@ class Course:
         What is to be given back may still save: else a step that is longer than the time there is
         would be taken for ever.
         """
+        if self.gate is not None:
+            self.gate.phase(self._boottime())  # whoever finds that it is lost loses ours as well
         if self.hold.phase(self._boottime()) is Phase.LOST:
             reason = self.hold.why_lost or "the attempt has ended"
             raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)

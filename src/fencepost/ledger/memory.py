@@ -16,12 +16,11 @@ from fencepost.model.claim import (
     Standing,
     Verdict,
     Want,
-    changed_record,
-    claimed_record,
     decide,
     leases_of,
     passed_on,
 )
+from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each

@@ -7,7 +7,8 @@ triggers of the file, and answered by None: the caller decides about it as about
 
 from __future__ import annotations
 
-from fencepost.model.claim import Claimed, Verdict, begun_record
+from fencepost.model.claim import Claimed, Verdict
+from fencepost.model.claimed import begun_record
 from fencepost.model.ending import ended_record
 from fencepost.model.lease import Grant
 

@@ -18,13 +18,11 @@ from fencepost.model.claim import (
     Standing,
     Verdict,
     Want,
-    begun_record,
-    changed_record,
-    claimed_record,
     decide,
     leases_of,
     passed_on,
 )
+from fencepost.model.claimed import begun_record, changed_record, claimed_record
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant

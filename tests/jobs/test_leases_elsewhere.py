@@ -1,0 +1,167 @@
+"""Runs that hold a lease in another store beside the one in their ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import Etcd, Postgres, Valkey, shared
+
+from fencepost import AsyncFencepost, AsyncRun, Fencepost, Run
+from fencepost.errors import LeaseLost, Misuse
+from fencepost.testing.eventual import EventualKv, EventualStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/ledger.db"
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> str:
+    """A namespace of this test's own, on a server that it shares with others."""
+    return tmp_path.name
+
+
+@pytest.fixture
+def elsewhere() -> str:
+    return shared(Valkey).url()
+
+
+def test_a_run_has_its_lease_elsewhere_for_as_long_as_it_runs(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    with Fencepost(ledger, leases=elsewhere, namespace=space) as fp:
+        seen: list[list[str]] = []
+
+        @fp.job("nightly")
+        def nightly() -> None:
+            seen.append([view.name for view in fp.locks()])
+
+        assert fp.trigger("nightly", manual=True).status == "succeeded"
+        assert seen == [["nightly"]]
+        assert fp.locks() == []
+
+
+def test_who_has_the_lock_elsewhere_keeps_runs_out(ledger: str, elsewhere: str, space: str) -> None:
+    done: list[str] = []
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("skips", overlap="skip", lock="shared")(lambda: done.append("skips"))
+        fp.job("fails", overlap="fail", lock="shared")(lambda: done.append("fails"))
+        with other.lock("shared"):
+            skipped = fp.trigger("skips", manual=True)
+            failed = fp.trigger("fails", manual=True)
+        assert (skipped.status, skipped.reason) == ("skipped", "lock_held")
+        assert failed.status == "failed"
+        assert "is held by" in str(failed.error)
+        assert done == []
+        assert fp.trigger("skips", manual=True).status == "succeeded"
+
+
+def test_who_reschedules_waits_for_the_lock_elsewhere(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    entered = threading.Event()
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("waits", overlap="reschedule")(entered.set)
+        with other.lock("waits"):
+            trigger = threading.Thread(target=lambda: fp.trigger("waits", manual=True))
+            trigger.start()
+            assert not entered.wait(0.3)
+        trigger.join(30)
+        assert entered.is_set()
+
+
+def test_who_loses_the_lease_elsewhere_has_lost_the_run(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    found: list[BaseException] = []
+    with Fencepost(ledger, leases=elsewhere, namespace=space) as fp:
+
+        @fp.job("broken", lease="1s")
+        def broken(run: Run) -> None:
+            (view,) = fp.locks()
+            fp.break_lock("broken", token=view.token, reason="it hangs")
+            assert run.lost.wait(30)
+            try:
+                run.check()
+            except LeaseLost as lost:
+                found.append(lost)
+                raise
+
+        outcome = fp.trigger("broken", manual=True)
+        assert outcome.status == "lost"
+        assert "its lease elsewhere is lost" in str(found[0])
+        assert "it hangs" in str(found[0])
+
+
+def test_the_asyncio_face_does_the_same(ledger: str, elsewhere: str, space: str) -> None:
+    async def main() -> None:
+        async with (
+            AsyncFencepost(elsewhere, namespace=space) as other,
+            AsyncFencepost(ledger, leases=elsewhere, namespace=space) as fp,
+        ):
+            seen: list[list[str]] = []
+
+            @fp.job("nightly")
+            async def nightly(run: AsyncRun) -> None:
+                seen.append([view.name for view in await fp.locks()])
+
+            assert (await fp.trigger("nightly", manual=True)).status == "succeeded"
+            assert seen == [["nightly"]]
+            async with other.lock("nightly"):
+                outcome = await fp.trigger("nightly", manual=True)
+            assert (outcome.status, outcome.reason) == ("skipped", "lock_held")
+
+    asyncio.run(main())
+
+
+def test_jobs_that_must_not_overlap_are_refused_where_leases_may(ledger: str) -> None:
+    def leases(world: World, namespace: str) -> LeaseStore:
+        kv = EventualKv(world, delay=60.0)
+        return EventualStore(world, kv, edge="ams", namespace=namespace)
+
+    with Fencepost(ledger, leases=leases) as fp:
+        with pytest.raises(Misuse, match="needs T1"):
+            fp.job("charges")(lambda: None)
+        fp.job("refreshes", idempotent=True)(lambda: None)
+        assert fp.trigger("refreshes", manual=True).status == "succeeded"
+
+
+def test_moving_the_leases_of_a_job_never_makes_a_token_fall(
+    ledger: str, tmp_path: Path, space: str
+) -> None:
+    moves = [
+        f"sqlite:///{tmp_path}/leases.db",
+        shared(Valkey).url(),
+        shared(Etcd).url(),
+        shared(Postgres).database("moves"),
+    ]
+    tokens: list[int] = []
+    for url in (*moves, *moves):  # and back again
+        with Fencepost(ledger, leases=url, namespace=space) as fp:
+
+            @fp.job("moved")
+            def moved(run: Run, fp: Fencepost = fp) -> None:
+                (view,) = fp.locks()
+                tokens.append(view.token)
+
+            assert fp.trigger("moved", manual=True).status == "succeeded"
+    assert tokens == sorted(set(tokens))
+    with Fencepost(ledger, namespace=space) as fp:
+        runs = [run.token for run in reversed(fp.runs("moved"))]
+        assert sorted(runs) == sorted(set(runs))
