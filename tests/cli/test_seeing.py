@@ -111,7 +111,7 @@ def test_a_folder_that_is_not_there_is_an_unreachable_store(desk: Desk, verb: st
 def test_what_is_no_database_is_one_sentence(desk: Desk) -> None:
     desk.path.write_text("just text, and enough of it to be taken for a header of something" * 20)
     answer = desk.ask("status")
-    assert answer.code == 2
+    assert answer.code == 3
     assert "is not a healthy SQLite file" in answer.err
     assert len(answer.err.splitlines()) == 1
 

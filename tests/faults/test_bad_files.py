@@ -212,7 +212,7 @@ def test_what_may_not_be_written(what: str) -> None:
         if what != "folder":
             (folder / "leases.db-live").chmod(0o755)
     kind, _, sentence = answer.partition(" ")
-    assert kind in ("BadUrl", "Misuse"), answer
+    assert kind in ("BadUrl", "StoreUnfit"), answer
     assert "write" in sentence or "written" in sentence
 
 

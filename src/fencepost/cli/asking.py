@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import BadUrl, StoreUnavailable
+from fencepost.errors import BadUrl, Misuse, StoreUnavailable
 from fencepost.stores.open import DEFAULT_URL, open_store
 from fencepost.world.flow import finish
 
@@ -30,8 +30,14 @@ def opened(args: argparse.Namespace, world: World) -> LeaseStore:
 
 
 def asked(flow: Flow[T]) -> T:
-    """Run a flow. A URL that is well formed but leads nowhere is a store that cannot be reached."""
+    """Run a flow. A URL that is well formed but leads nowhere is a store that cannot be reached.
+
+    So is one whose store refuses everybody: what a store calls a misuse is about itself, unless it
+    has a name of its own.
+    """
     try:
         return finish(flow)
-    except BadUrl as error:
+    except Misuse as error:
+        if type(error) not in (Misuse, BadUrl):
+            raise
         raise StoreUnavailable(str(error)) from error

@@ -12,7 +12,14 @@ import importlib
 import os
 import sys
 
-from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, Refused, StoreUnavailable
+from fencepost.errors import (
+    FencepostError,
+    Misuse,
+    OutcomeUnknown,
+    Refused,
+    StoreUnavailable,
+    StoreUnfit,
+)
 from fencepost.version import VERSION
 
 TYPE_CHECKING = False
@@ -46,6 +53,7 @@ _VERBS = {
     "lock": "fencepost.cli.locks",
     "alarms": "fencepost.cli.alarms",
     "migrate": "fencepost.cli.migrate",
+    "doctor": "fencepost.cli.doctor",
     "demo": "fencepost.cli.demo",
     "simulate": "fencepost.cli.simulate",
 }
@@ -94,10 +102,10 @@ def code_of(error: Exception) -> int:
     """Return the exit code that says what an error means."""
     if isinstance(error, Refused):
         return REFUSED
+    if isinstance(error, (StoreUnavailable, OutcomeUnknown, StoreUnfit)):
+        return UNREACHABLE
     if isinstance(error, Misuse):
         return USAGE
-    if isinstance(error, (StoreUnavailable, OutcomeUnknown)):
-        return UNREACHABLE
     return WRONG
 
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
     from typing import Any
 
+    from fencepost.model.symptom import Symptom
     from fencepost.world.api import World
 
 _MOST_LINES = 1000  # that are kept in mind
@@ -144,6 +145,12 @@ class SqliteStore(SqliteInner):
             return await SqlitePlace.joined(self._world, self._line(name), self._hand)
         except OSError:
             return None  # no room, no right, no descriptor: who cannot stand in line asks again
+
+    async def examine(self) -> list[Symptom]:
+        """Say what would break the promises of this file where it lies."""
+        from fencepost.stores.sqlite_examined import examined  # nobody else needs it
+
+        return await self._world.call(examined, self._file, self.capabilities, self._world.clocks)
 
     def lifeline(self) -> int | None:
         """Return what vouches for us and for children that keep a copy; they never use the file."""

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 
-from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable, StoreUnfit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class SqliteFile:
         if code == sqlite3.SQLITE_FULL:
             return StoreUnavailable(f"the disk of {self.path!r} is full: free some space")
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
-            return Misuse(f"{self.path!r} cannot be written: {error}; check its permissions")
+            return StoreUnfit(f"{self.path!r} cannot be written: {error}; check its permissions")
         if code == sqlite3.SQLITE_CANTOPEN:
             if os.path.isdir(self.path):
                 return BadUrl(f"{self.path!r} is a folder: name a file in it")
@@ -309,11 +309,13 @@ class SqliteFile:
                 f"{self.path!r} cannot be opened: does its folder exist, and may you write there?"
             )
         if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-            return Misuse(f"{self.path!r} is not a healthy SQLite file: {error}")
+            return StoreUnfit(f"{self.path!r} is not a healthy SQLite file: {error}")
         if code in (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG):
-            return Misuse(f"{self.path!r} refused what was to be written: {error}")
+            return StoreUnfit(f"{self.path!r} refused what was to be written: {error}")
         if code == sqlite3.SQLITE_ERROR:
-            return Misuse(f"the tables in {self.path!r} are not what fencepost left there: {error}")
+            return StoreUnfit(
+                f"the tables in {self.path!r} are not what fencepost left there: {error}"
+            )
         if code == sqlite3.SQLITE_IOERR:  # perhaps only the sync failed, and the log has it all
             return OutcomeUnknown(f"{self.path!r} failed while it was used: {error}")
         return StoreUnavailable(f"{self.path!r}: {error}")
@@ -322,7 +324,7 @@ class SqliteFile:
         if error.errno == errno.ENOSPC:
             return StoreUnavailable(f"the disk of {self.path!r} is full: free some space")
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR):
-            return Misuse(f"what belongs to {self.path!r} cannot be written: {error}")
+            return StoreUnfit(f"what belongs to {self.path!r} cannot be written: {error}")
         return StoreUnavailable(f"{self.path!r}: {error}")
 
 

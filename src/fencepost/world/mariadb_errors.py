@@ -1,0 +1,113 @@
+"""What each error of a MariaDB or MySQL server means: what is true now, and what to do."""
+
+from __future__ import annotations
+
+import enum
+import ssl
+
+import pymysql
+
+from fencepost.errors import OutcomeUnknown, Refused, StoreUnavailable, StoreUnfit
+
+
+class RowExists(Refused):
+    """Somebody else inserted the row first. Nothing was changed."""
+
+
+class NoTable(StoreUnfit):
+    """A table of fencepost is missing."""
+
+
+class Trouble(enum.Enum):
+    """What an error says about the statement it answers."""
+
+    PASSING = "passing"  # it was rolled back, or never sent, and may succeed when asked again
+    REFUSED = "refused"  # it was rolled back
+    UNKNOWN = "unknown"  # it was sent, and may have been committed
+
+
+# After these the server closes the connection.
+CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
+
+# Lock waits and deadlocks, certification on other nodes of a cluster, a connection that the server
+# had closed for idleness, and what could not be sent at all.
+_PASSING = frozenset({1205, 1213, 3101, 4031, 2006})
+
+# Lost while waiting for the answer; and what a server may say after it has begun to commit.
+_UNKNOWN = frozenset({2013, 2027, 1026, 1030, 1105, 1180, 1196, 1598, 1927, 3100})
+
+# What the server refuses to do, and what to do about it. The sentences show no secret.
+_REFUSALS: tuple[tuple[frozenset[int], type[Exception], str], ...] = (
+    (
+        frozenset({1049}),
+        StoreUnfit,
+        "{where}: the server has no such database; create it, or correct the URL",
+    ),
+    (
+        frozenset({1044, 1045, 1142, 1143, 1227, 1251, 1370, 1698, 1820, 1862, 3118, 3159, 4151}),
+        StoreUnfit,
+        "{where} denies it to user {user!r}: {words}; check password and privileges",
+    ),
+    (frozenset({1146}), NoTable, "{where}: {words}; 'fencepost migrate' makes what is missing"),
+    (frozenset({1062}), RowExists, "{where}: {words}"),
+    (
+        frozenset({1665}),
+        StoreUnfit,
+        "{where} logs statements instead of rows: set binlog_format to MIXED or ROW",
+    ),
+    (
+        frozenset({1054, 1064, 1136, 1264, 1265, 1305, 1364, 1366, 1406}),
+        StoreUnfit,
+        "the tables in {where} are not what fencepost left there: {words}",
+    ),
+    (
+        frozenset({1036, 1290, 1792, 1836}),
+        StoreUnavailable,
+        "{where} is read-only: give the URL of the primary ({words})",
+    ),
+    (
+        frozenset({1021, 1114}),
+        StoreUnavailable,
+        "the disk of {where} is full: free some space ({words})",
+    ),
+    (
+        frozenset({1040, 1203, 1226}),
+        StoreUnavailable,
+        "{where} has no room for another connection: {words}",
+    ),
+)
+
+
+def fate(error: pymysql.Error) -> Trouble:
+    """Say what became of the statement that was answered with ``error``."""
+    code = error.args[0] if error.args else 0
+    if isinstance(error, pymysql.InterfaceError) and code == 0:  # closed before it was sent
+        return Trouble.PASSING
+    if code in _PASSING:
+        return Trouble.PASSING
+    if code in _UNKNOWN or not isinstance(code, int):  # or the answer made no sense
+        return Trouble.UNKNOWN
+    return Trouble.REFUSED
+
+
+def told(error: Exception, where: str, user: str, *, connecting: bool = False) -> Exception:
+    """Return what an error means for the caller."""
+    code = error.args[0] if error.args else 0
+    words = str(error.args[-1]) if error.args else repr(error)
+    if isinstance(error, (RuntimeError, UnicodeError)):  # an extra of the driver, a host's name
+        return StoreUnfit(f"{where} cannot be used: {words}")
+    original = getattr(error, "original_exception", error)
+    if isinstance(original, ssl.SSLCertVerificationError):
+        return StoreUnfit(
+            f"{where} shows a certificate that is not trusted: {original.verify_message}; name its "
+            "authority with ?ca=FILE"
+        )
+    for codes, kind, sentence in _REFUSALS:
+        if code in codes:
+            return kind(sentence.format(where=where, user=user, words=words))
+    if connecting:
+        why = original if isinstance(original, OSError) else words
+        return StoreUnavailable(f"{where} cannot be reached: {why}; is it running there?")
+    if isinstance(error, pymysql.Error) and fate(error) is Trouble.UNKNOWN:
+        return OutcomeUnknown(f"{where} failed while it was used: {words}")
+    return StoreUnavailable(f"{where} refused: {words}")

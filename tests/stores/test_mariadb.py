@@ -1,0 +1,25 @@
+"""MariaDB keeps the contract, on a real server."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from fencepost.stores.open import open_store
+from fencepost.testing.conformance import LeaseStoreConformance
+from servers import MariaDB, shared
+
+if TYPE_CHECKING:
+    from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
+
+
+class TestMariaStore(LeaseStoreConformance):
+    worlds = ("blocking", "asyncio")
+    own_clock = True
+    brief = 0.5
+    rounds = 6
+
+    def open_store(self, world: World, *, place: str, namespace: str) -> LeaseStore:
+        database = "c" + hashlib.sha256(place.encode()).hexdigest()[:16]
+        return open_store(shared(MariaDB).database(database), world, namespace=namespace)
