@@ -118,9 +118,12 @@ class Alarm:
         """Have this alarm no more, even if it is one that comes every so often."""
         self._course.rearm = None
 
-    def fence(self, conn: object, *, resource: str | None = None) -> None:
-        """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
-        self._lease.fence(conn, resource=resource)
+    def fence(self, conn: object, *, resource: str | None = None) -> Any:
+        """Guard the open transaction of another database; raises ``TokenStale`` for a zombie.
+
+        On psycopg's ``AsyncConnection`` it must be awaited.
+        """
+        return self._lease.fence(conn, resource=resource)
 
     def headers(self) -> dict[str, str]:
         """Return headers for another service: the fencing token, and a key that repeats do not."""

@@ -7,6 +7,8 @@ transactions on one database the one with the older token cannot commit after th
 
 from __future__ import annotations
 
+import importlib
+
 from fencepost.errors import FenceMisused, Misuse, TokenStale
 from fencepost.model.lease import admits
 
@@ -50,18 +52,26 @@ INSERT OR IGNORE INTO main.fencepost_done (scope, item, token) VALUES (:scope, :
 _FIND = "SELECT token FROM main.fencepost_guard WHERE resource = :resource"
 
 
-def admit(conn: object, *, resource: str, token: int) -> None:
+def admit(conn: object, *, resource: str, token: int) -> Any:
     """Let ``token`` through in the open transaction of ``conn``, or raise ``TokenStale``.
 
     Everything the transaction did or will do then stands behind the fence: if this raises, roll
     back; if the transaction commits, every older token is refused from then on.
+
+    On an async connection of psycopg it returns what must be awaited; else None.
     """
     checked_token(token)
-    database, begin = _sqlite_of(conn)
-    _require_transaction(database, begin=begin)
-    highest = raise_guard(database, resource=resource, token=token)
+    database, begin = _driver_of(conn)
+    if (server := _server_fence(database)) is not None:
+        if hasattr(server, "is_async") and server.is_async(database):
+            return server.Fencing(database, resource=resource, token=token)
+        highest = server.raise_guard(database, resource=resource, token=token)
+    else:
+        _require_transaction(database, begin=begin)
+        highest = raise_guard(database, resource=resource, token=token)
     if not admits(highest, token):
         raise TokenStale(resource, token=token, highest=highest)
+    return None
 
 
 def checked_token(token: object) -> int:
@@ -99,7 +109,9 @@ def record_item(conn: object, *, scope: str, item: str, token: int) -> bool:
     """
     import sqlite3
 
-    database, _ = _sqlite_of(conn)
+    database, _ = _driver_of(conn)
+    if (server := _server_fence(database)) is not None:
+        return bool(server.record_item(database, scope=scope, item=item, token=token))
     values = {"scope": scope, "item": item, "token": token}
     try:
         return sqlite3.Cursor(database).execute(_RECORD_ITEM, values).rowcount == 1
@@ -132,18 +144,33 @@ def header_safe(text: str) -> str:
     return quote(text, safe="/#")
 
 
-def _sqlite_of(conn: object) -> tuple[Connection, str]:
-    """Return the ``sqlite3`` connection that ``conn`` is or wraps, and how its user begins."""
+# Where the fence of a driver is: ``raise_guard`` and ``record_item``, on its connections.
+_SERVER_FENCES = {
+    "pymysql.": "fencepost.fence_mariadb",
+    "psycopg.": "fencepost.fence_postgres",
+}
+
+
+def _server_fence(driver: object) -> Any:
+    """Return the module that guards this driver's databases; None if there is none."""
+    for package, module in _SERVER_FENCES.items():
+        if _comes_from(driver, package):
+            return importlib.import_module(module)
+    return None
+
+
+def _driver_of(conn: Any) -> tuple[Any, str]:
+    """Return the driver's connection that ``conn`` is or wraps, and how its user begins."""
     import sqlite3
 
-    if isinstance(conn, sqlite3.Connection):
+    if isinstance(conn, sqlite3.Connection) or _server_fence(conn) is not None:
         return conn, 'conn.execute("BEGIN IMMEDIATE")'
     if _comes_from(conn, "sqlalchemy."):
         return _beneath_sqlalchemy(conn)
     raise _unknown(conn)
 
 
-def _beneath_sqlalchemy(conn: Any) -> tuple[Connection, str]:
+def _beneath_sqlalchemy(conn: Any) -> tuple[Any, str]:
     """Return the driver's connection beneath an SQLAlchemy connection or session."""
     import sqlite3
 
@@ -160,7 +187,7 @@ def _beneath_sqlalchemy(conn: Any) -> tuple[Connection, str]:
         driver = getattr(getattr(conn, "connection", None), "driver_connection", None)
     except InvalidRequestError as error:
         raise FenceMisused(f"fence needs an open transaction: {error}") from error
-    if isinstance(driver, sqlite3.Connection):
+    if isinstance(driver, sqlite3.Connection) or _server_fence(driver) is not None:
         return driver, begin
     dialect = getattr(conn, "dialect", None)
     if driver is None or dialect is None:
@@ -168,7 +195,7 @@ def _beneath_sqlalchemy(conn: Any) -> tuple[Connection, str]:
     if dialect.is_async:
         raise _asynchronous()
     raise FenceMisused(
-        f"fence guards SQLite, and this connection speaks {dialect.name}: keep the highest token "
+        f"fence does not guard {dialect.name} by {dialect.driver}: keep the highest token "
         "in a row that the transaction locks, and compare with admits(highest_seen, token)"
     )
 

@@ -14,6 +14,7 @@ from fencepost.model.name import resource
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from fencepost.flows.keep import Hold
 
@@ -125,14 +126,18 @@ class Lease:
         reason = self._hold.why_lost or "it was somebody else's when it was given back"
         return LeaseLost(self.name, token=self.token, reason=reason)
 
-    def fence(self, conn: object, *, resource: str | None = None) -> None:
+    def fence(self, conn: object, *, resource: str | None = None) -> Any:
         """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.
 
-        ``conn`` is a ``sqlite3`` or SQLAlchemy connection in a transaction that has read nothing
-        yet, or has the write lock; see docs/fencing.md.
+        ``conn`` is a ``sqlite3``, psycopg, PyMySQL or SQLAlchemy connection in a transaction that
+        has read nothing yet, or has locked what it read; see docs/fencing.md. On psycopg's
+        ``AsyncConnection`` it must be awaited.
         """
-        admit(conn, resource=resource or self._resource(), token=self.token)
+        fencing = admit(conn, resource=resource or self._resource(), token=self.token)
+        if fencing is not None:
+            return fencing.then(self.check)
         self.check()
+        return None
 
     def headers(self) -> dict[str, str]:
         """Return headers by which another service can refuse a holder that woke up late."""

@@ -131,9 +131,12 @@ class Facts:
         """Return the idempotency key of this run, or of one of its items: the same in each try."""
         return self._course.items if item is None else f"{self._scope_of(None)}/{named(item)}"
 
-    def fence(self, conn: object, *, resource: str | None = None) -> None:
-        """Guard the open transaction of another database; raises ``TokenStale`` for a zombie."""
-        self._lease.fence(conn, resource=resource)
+    def fence(self, conn: object, *, resource: str | None = None) -> Any:
+        """Guard the open transaction of another database; raises ``TokenStale`` for a zombie.
+
+        On psycopg's ``AsyncConnection`` it must be awaited.
+        """
+        return self._lease.fence(conn, resource=resource)
 
     def _transaction(self) -> Transaction:
         desk = getattr(self._doors.ledger, "desk", None)

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         world = BlockingWorld()
         store = opened(args, world)
         asked(store.views())  # whoever opens a store brings it up to date
-        if url.startswith(_SQLITE):
+        if url.startswith(_SQLITE) or _is_postgres(url):
             ledger = ledger_of(world, store)
             asked(ledger.jobs())  # and so does whoever asks a ledger
             if args.accept_copy and isinstance(ledger, SqliteLedger):
@@ -62,10 +62,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
+    if _is_mariadb(url):
+        from fencepost import fence_mariadb
+        from fencepost.stores import mariadb_rows
+
+        fences = (fence_mariadb.CREATE_GUARD, fence_mariadb.CREATE_DONE)
+        return fences if guard else mariadb_rows.CREATE
+    if _is_postgres(url):
+        return _postgres_statements(url, guard=guard)
     if guard:
         return (CREATE_GUARD, CREATE_DONE)
     if not url.startswith(_SQLITE):
-        raise BadUrl(f"{redacted(url)!r} has no tables to create: only sqlite:/// URLs do")
+        raise BadUrl(f"{redacted(url)!r} has no tables to create: only SQL databases do")
     from fencepost.ledger import sqlite_schema as runs
     from fencepost.stores import sqlite_schema as leases
 
@@ -73,6 +81,18 @@ def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
 
 
 def _create_guard(url: str) -> None:
+    if _is_mariadb(url):
+        from fencepost.stores.mariadb import open_mariadb
+
+        server = open_mariadb(BlockingWorld(), url.partition("://")[2], namespace="default")
+        asked(server.prepare(_statements(url, guard=True)))
+        asked(server.close())
+        return
+    if _is_postgres(url):
+        from fencepost.stores.postgres_schema import prepare
+
+        prepare(url.partition("://")[2], _statements(url, guard=True))
+        return
     if not url.startswith(_SQLITE) or url == _SQLITE:
         raise BadUrl(
             f"{redacted(url)!r} names no SQLite file: write sqlite:///relative.db or "
@@ -94,3 +114,26 @@ def _create_guard(url: str) -> None:
         raise StoreUnavailable(f"{path!r} cannot be prepared: {error}") from error
     finally:
         database.close()
+
+
+def _is_mariadb(url: str) -> bool:
+    return url.startswith(("mariadb://", "mysql://"))
+
+
+def _is_postgres(url: str) -> bool:
+    return url.startswith(("postgresql://", "postgres://"))
+
+
+def _postgres_statements(url: str, *, guard: bool) -> tuple[str, ...]:
+    if guard:
+        from fencepost import fence_postgres
+
+        return (fence_postgres.CREATE_GUARD, fence_postgres.CREATE_DONE)
+    from fencepost.ledger import postgres_schema as runs
+    from fencepost.stores import postgres_schema as leases
+    from fencepost.world.postgres import read_address
+
+    schema = read_address(url.partition("://")[2]).quoted_schema
+    parts = ((leases.LEASES, leases.LEASE_STEPS), (runs.PART, runs.STEPS))
+    made = (leases.statements(schema, part, steps) for part, steps in parts)
+    return tuple(dict.fromkeys(statement for several in made for statement in several))

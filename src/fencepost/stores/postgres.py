@@ -1,0 +1,412 @@
+"""Leases in the rows of a PostgreSQL table: any number of processes on any number of machines.
+
+The server's clock decides, in the statement that grants. Where a session is our own, a lock that
+it has vouches for the process: once it can be had the process is gone, or cut off, and the lease is
+for others after a moment's grace. The holder believes in its lease for less than that at a time,
+and proves it again meanwhile. See docs/decisions/0022-postgres-leases.md.
+"""
+
+from __future__ import annotations
+
+from fencepost.errors import LeaseLost, Misuse, StoreUnavailable, TokenStale
+from fencepost.model.lease import (
+    DRIFT,
+    LONGEST_TTL,
+    SHORTEST_TTL,
+    Grant,
+    Holder,
+    Verdict,
+    View,
+    checked_ttl,
+    judge,
+    left,
+    refusal,
+    view,
+    why_lost,
+)
+from fencepost.model.name import well_formed
+from fencepost.stores import postgres_rows as sql
+from fencepost.stores.api import Capabilities
+from fencepost.stores.postgres_place import PostgresPlace
+from fencepost.stores.postgres_schema import LEASE_STEPS, LEASES, bring_up_to_date
+from fencepost.world.postgres import PATIENCE, Cut, Postgres, Refusal, ends_after, read_address
+from fencepost.world.postgres_line import seats_at
+from fencepost.world.postgres_pulse import GRACE, Lean, pulse_on
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from fencepost.model.symptom import Symptom
+    from fencepost.world.api import World
+    from fencepost.world.postgres import Address, Session, Statement
+    from fencepost.world.postgres_line import Seat
+
+# Each race that is lost was won by somebody: this many in a row means that something is wrong.
+_MOST_RACES = 100
+# What ends this soon by itself need not lean on a pulse.
+_SHORT = 2 * GRACE
+_MOST_LET_GO = 1000  # that are kept in mind
+_LONGEST_RENEWAL, _BRIEF_RENEWAL = 1.0, 0.5
+
+
+def open_postgres(world: World, address: str, *, namespace: str) -> PostgresStore:
+    """Open ``postgresql://user@host:5432/database?schema=…&advisory=auto|on|off``."""
+    return PostgresStore(world, read_address(address), namespace=namespace)
+
+
+class PostgresStore:
+    """Leases in one table of one database."""
+
+    def __init__(self, world: World, address: Address, *, namespace: str = "default") -> None:
+        self._world, self.namespace = world, namespace
+        self.db = Postgres(address, set_up=self._set_up)
+        self._pulse, self._seats = pulse_on(address.attempts), seats_at(address.attempts)
+        self._places: dict[str, list[PostgresPlace]] = {}
+        self._let_go: set[str] = set()  # leases that were released here, and not asked for since
+        self._doubtful = False  # the last renewal was not answered
+
+    @property
+    def leans(self) -> bool:
+        """Whether leases lean on a pulse here: asked for, or possible as far as is known."""
+        return self.db.address.advisory != "off" and self.db.direct is not False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can promise. Behind a pooler it learns with the first call that it is."""
+        return Capabilities(
+            keeps_time=True,
+            durable=True,
+            notices_death=self.leans,
+            shared=True,
+            failover_safe=False,
+            fair=self.leans,
+            shortest_ttl=SHORTEST_TTL,
+            longest_ttl=LONGEST_TTL,
+        )
+
+    # The four verbs. Each is one round trip, unless something went wrong before.
+
+    async def acquire(self, name: str, *, holder: Holder, ttl: float) -> Grant:
+        """Grant the lease, adopt it, take it from the dead, or say who has it."""
+        ttl, name = checked_ttl(ttl), well_formed(name)
+        boottime = self._world.clocks.boottime
+        began = boottime()
+        for _ in range(_MOST_RACES):
+            found = await self._world.call(self._ask, name, holder, ttl)
+            if isinstance(found, Grant):
+                return found
+            if found is not None:
+                # Its holder believes in it for less than its grace after its last proof, and that
+                # came before this. If it lives it proves itself anew meanwhile.
+                await self._world.sleep(found.grace * (1 + DRIFT))
+                waited = boottime() - began
+                taken = await self._world.call(self._take, name, holder, ttl, found)
+                if taken is not None:
+                    return taken._replace(ttl=taken.ttl + waited)  # the caller counts from before
+        raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")
+
+    async def renew(self, name: str, *, nonce: str, token: int, ttl: float) -> Grant:
+        """Move the end of the lease, or prove its pulse, if it is still ours."""
+        ttl, name = checked_ttl(ttl), well_formed(name)
+        return await self._world.call(self._renew, name, nonce, token, ttl)
+
+    async def release(self, name: str, *, nonce: str, token: int | None = None) -> None:
+        """Give it back; the server wakes whoever is first in line."""
+        await self._world.call(self._release, well_formed(name), nonce, token)
+
+    async def peek(self, name: str) -> View | None:
+        """Return who has it, and whether they still live."""
+        row = await self._world.call(self._find, well_formed(name))
+        return None if row is None else self._view(row)
+
+    async def views(self) -> list[View]:
+        """Return every lease of this namespace."""
+        rows = await self._world.call(self._find_all)
+        return [self._view(row) for row in rows]
+
+    async def break_(self, name: str, *, token: int, reason: str, operator: str) -> int:
+        """Take the lease away and leave a record of it."""
+        return await self._world.call(self._break, well_formed(name), token, reason, operator)
+
+    async def line(self, name: str) -> PostgresPlace | None:
+        """Stand in the server's line; behind a pooler there is none."""
+        name = well_formed(name)
+        seat = await self._world.call(self._sit, name)
+        if seat is None:
+            return None
+        places = self._places.setdefault(name, [])
+        place = PostgresPlace(self._world, self._seats, seat, gone=places.remove)
+        places.append(place)
+        return place
+
+    async def examine(self) -> list[Symptom]:
+        """Say what on this server would break a promise."""
+        from fencepost.stores.postgres_examine import examined
+
+        return await self._world.call(examined, self.db, self._world.clocks.wall)
+
+    def forget(self) -> None:
+        """Drop what a fork carried over; the parent's sessions go on without us."""
+        self.db.forget()
+        self._places.clear()
+
+    async def close(self) -> None:
+        """Close what nobody waits with, and the pulse if no lease leans on it."""
+        await self._world.call(self._close)
+
+    # What runs behind the door.
+
+    def _ask(self, name: str, holder: Holder, ttl: float) -> Grant | sql.Row | None:
+        """Return a grant; or a lease whose pulse is silent; or None after a lost race."""
+        pulse = self._beat(ttl)
+        sent = self._world.clocks.boottime()
+        values = self._wished(name, holder, ttl, pulse)
+        place = self._called(name)
+        if place is not None and not place.called:
+            place.called = True
+            rows = self._on_seat(place.seat, sql.GRANT_IN_TURN, values)
+            if rows:
+                place.granted_to = holder.nonce
+                return self._granted(holder.nonce, sent, rows[0], ttl, seat=place.seat)
+        if place is None and name in self._let_go:  # nobody has come since, most likely
+            self._let_go.discard(name)
+            rows = self.db.ask(sql.GRANT_IN_TURN, values).rows
+            if rows:
+                return self._granted(holder.nonce, sent, rows[0], ttl)
+        rows = self.db.ask(sql.GRANT, values).rows
+        if not rows:
+            return None  # it was granted for the first time just now, to somebody else
+        *granted, seen = rows[0]
+        if seen is not None:
+            return self._refused(sql.row_seen(seen), holder, ttl, sent, pulse)
+        seat = None
+        if place is not None:
+            place.granted_to, seat = holder.nonce, place.seat
+        return self._granted(holder.nonce, sent, granted, ttl, seat=seat)
+
+    def _refused(
+        self, row: sql.Row, holder: Holder, ttl: float, sent: float, pulse: int
+    ) -> Grant | sql.Row | None:
+        """Decide what it means that a lease could not be granted at once."""
+        record = row.record
+        verdict = judge(record, nonce=holder.nonce, now=row.now, era=sql.ERA)
+        if verdict is Verdict.FREE:
+            return None  # it was free, and somebody else was faster
+        if verdict is Verdict.SPENT:
+            reason = "this nonce has given it back"
+            raise LeaseLost(record.name, token=record.token, reason=reason)
+        if verdict is Verdict.OURS:
+            values = self._ours(record.name, holder.nonce, record.token)
+            rows = self.db.ask(sql.ADOPT, values | self._terms(ttl, pulse)).rows
+            if not rows:
+                return None
+            return self._granted(holder.nonce, sent, rows[0], ttl)._replace(adopted=True)
+        if row.set_back:
+            self.db.ask(sql.CLAMP, {"key": self._key(record.name), "token": record.token})
+        if row.silent:
+            return row
+        raise refusal(record, expires_in=left(record, now=row.now, era=sql.ERA))
+
+    def _take(self, name: str, holder: Holder, ttl: float, seen: sql.Row) -> Grant | None:
+        """Take a lease from the dead, unless it has shown any sign of life since it was seen."""
+        sent = self._world.clocks.boottime()
+        wished = self._wished(name, holder, ttl, self._beat(ttl))
+        record = seen.record
+        rows = self.db.ask(
+            sql.TAKE, wished | {"seen_token": record.token, "seen_beat": record.beat}
+        ).rows
+        return self._granted(holder.nonce, sent, rows[0], ttl) if rows else None
+
+    def _granted(
+        self,
+        nonce: str,
+        sent: float,
+        granted: Sequence[Any],
+        ttl: float,
+        *,
+        seat: Seat | None = None,
+    ) -> Grant:
+        """Return a grant for as long as it may be believed in: not for long if it has a pulse."""
+        token, pulse, grace_us = granted
+        if seat is not None:
+            seat.until = ends_after(ttl)
+        if not pulse:
+            return Grant(token, ttl)
+        grace = grace_us / 1e6  # as the row has it, for others go by that
+        self._pulse.leases[nonce] = Lean(sent + ttl, ttl, grace, sent)
+        return Grant(token, min(ttl, grace))
+
+    def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
+        sent = self._world.clocks.boottime()
+        ours = self._ours(name, nonce, token)
+        lean = self._pulse.leases.get(nonce)
+        pulse = self._beat(ttl)
+        if lean is not None:
+            grace = self._pulse.heed(sent - lean.proven, now=sent)
+            if pulse and lean.ends - sent > lean.ttl * 2 / 3 and lean.grace >= grace:
+                proven = self._ask_in_time(sql.PROVE, ours | {"pulse": pulse}, ttl, changes=False)
+                if proven and proven[0][0]:
+                    self._pulse.leases[nonce] = lean._replace(proven=sent)
+                    return Grant(token, min(lean.ends - sent, lean.grace))
+        rows = self._ask_in_time(sql.RENEW, ours | self._terms(ttl, pulse), ttl)
+        if not rows:
+            self._pulse.leases.pop(nonce, None)
+            raise self._loss(name, nonce, token)
+        self._seats.lasts(nonce, ends_after(ttl))
+        return self._granted(nonce, sent, rows[0], ttl)
+
+    def _ask_in_time(
+        self, statement: Statement, values: dict[str, Any], ttl: float, *, changes: bool = True
+    ) -> list[tuple[Any, ...]]:
+        """Ask for a proof or a renewal, and give up in time for another try.
+
+        The first may take long. After one that was not answered the others are briefer: one keeper
+        renews all leases of a process, and has to tell of each loss in time. But not too brief
+        to open a session anew.
+        """
+        lean = self._pulse.leases.get(values["nonce"])
+        calm = min(ttl / 6 if lean is None else lean.grace * 0.4, _LONGEST_RENEWAL)
+        patience = min(calm, _BRIEF_RENEWAL) if self._doubtful else calm
+        self._doubtful = True
+        rows = self.db.ask(statement, values, changes=changes, patience=patience).rows
+        self._doubtful = False
+        return rows
+
+    def _release(self, name: str, nonce: str, token: int | None) -> None:
+        lean = self._pulse.leases.pop(nonce, None)
+        if lean is not None:  # what was lost for want of time asks for more of it the next time
+            now = self._world.clocks.boottime()
+            self._pulse.heed(now - lean.proven, now=now)
+        values = {"key": self._key(name), "nonce": nonce, "token": token}
+        seat = self._seats.kept(nonce)
+        if seat is not None and not seat.broken:
+            changed = self._release_in_turn(seat, values)
+        else:
+            changed = self.db.ask(sql.RELEASE, values).count
+            if changed and len(self._let_go) < _MOST_LET_GO:
+                self._let_go.add(name)
+        if changed:
+            return
+        row = self._find(name)
+        record = None if row is None else row.record
+        if record is None or record.holder.nonce != nonce or record.held:
+            raise self._loss(name, nonce, token or 0, found=row)
+        if token is not None and record.token != token:
+            raise self._loss(name, nonce, token, found=row)
+
+    def _release_in_turn(self, seat: Seat, values: dict[str, Any]) -> int:
+        """Release with the session that was served, which calls the next one as well."""
+        rows = self._on_seat(seat, sql.RELEASE_IN_TURN, values | {"line": seat.line})
+        seat.is_first = False
+        self._seats.give_back(seat.session)
+        return int(rows[0][0])
+
+    def _on_seat(
+        self, seat: Seat, statement: Statement, values: dict[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        try:
+            return seat.session.ask(statement, values, end=ends_after(PATIENCE)).rows
+        except Refusal as refused:
+            raise self.db.told(refused, changes=True) from refused
+        except Cut as cut:
+            raise self.db.told_of_cut(cut, changes=True) from cut
+        except BaseException:  # a signal between question and answer: nobody must read the latter
+            seat.session.close()
+            raise
+
+    def _break(self, name: str, token: int, reason: str, operator: str) -> int:
+        key = self._key(name)
+        values = {"key": key, "token": token, "operator": operator, "reason": reason}
+        rows = self.db.ask(sql.BREAK, values).rows
+        if not rows:
+            row = self._find(name)
+            raise TokenStale(name, token=token, highest=0 if row is None else row.record.token)
+        return int(rows[0][0])
+
+    def _sit(self, name: str) -> Seat | None:
+        if not self._is_leaning():
+            return None
+        line = sql.line_key(self.db.address.schema, self.namespace, name)
+        return self._seats.sit(self.db, line)
+
+    def _close(self) -> None:
+        self.db.close()
+        self._seats.close()
+        self._pulse.let_go()
+
+    # Facts.
+
+    def _find(self, name: str) -> sql.Row | None:
+        rows = self.db.ask(sql.FIND, (self._key(name),), changes=False).rows
+        return sql.row_of(rows[0]) if rows else None
+
+    def _find_all(self) -> list[sql.Row]:
+        rows = self.db.ask(sql.FIND_ALL, (self.namespace,), changes=False).rows
+        return [sql.row_of(columns) for columns in rows]
+
+    def _loss(
+        self, name: str, nonce: str, token: int, *, found: sql.Row | None = None
+    ) -> LeaseLost:
+        row = found or self._find(name)
+        record, now = (None, 0.0) if row is None else (row.record, row.now)
+        reason = why_lost(record, nonce=nonce, token=token, now=now, era=sql.ERA)
+        return LeaseLost(name, token=token, reason=reason or "it was renewed too late")
+
+    def _view(self, row: sql.Row) -> View:
+        remains = left(row.record, now=row.now, era=sql.ERA)
+        held = row.record.held and remains > 0
+        alive = None if row.silent is None else not row.silent
+        return view(row.record, held=held, expires_in=remains, alive=alive)
+
+    def _called(self, name: str) -> PostgresPlace | None:
+        """Return the place of this store that the server has called, if it has called one."""
+        places = self._places.get(name)
+        if places:
+            for place in list(places):
+                if place.in_turn and not place.granted_to:
+                    return place
+        return None
+
+    def _beat(self, ttl: float) -> int:
+        """Return the pulse that a lease of this ttl leans on; 0 if on none."""
+        return self._pulse.beat(self.db) if ttl > _SHORT and self._is_leaning() else 0
+
+    def _is_leaning(self) -> bool:
+        if self.db.direct is None and self.db.address.advisory != "off":
+            with self.db.session(changes=False):
+                pass  # now it is known
+        return self.leans
+
+    def _wished(self, name: str, holder: Holder, ttl: float, pulse: int) -> dict[str, Any]:
+        return {
+            "key": self._key(name),
+            "namespace": self.namespace,
+            "name": name,
+            "nonce": holder.nonce,
+            "host": holder.host,
+            "pid": holder.pid,
+            "version": holder.version,
+            **self._terms(ttl, pulse),
+        }
+
+    def _terms(self, ttl: float, pulse: int) -> dict[str, Any]:
+        return {"ttl_us": sql.us(ttl), "pulse": pulse, "grace_us": sql.us(self._pulse.grace)}
+
+    def _ours(self, name: str, nonce: str, token: int) -> dict[str, Any]:
+        return {"key": self._key(name), "nonce": nonce, "token": token}
+
+    def _key(self, name: str) -> bytes:
+        return sql.lease_key(self.namespace, name)
+
+    # The database.
+
+    def _set_up(self, session: Session) -> None:
+        """Make the database ready for this version, or refuse it."""
+        if self.db.address.advisory == "on" and not session.direct:
+            raise Misuse(
+                f"advisory=on needs sessions of its own, and at {self.db.where} there is a pooler "
+                "in between: connect to PostgreSQL itself, or say advisory=off"
+            )
+        bring_up_to_date(session, self.db.address.schema, LEASES, LEASE_STEPS)
