@@ -13,6 +13,8 @@ EXPERIMENTS = (
     *("uncontended", "contended", "guarded", "startup"),
     *("scheduler_scale", "scheduler_registration", "scheduler_herd", "scheduler_throughput"),
     "scheduler_memory",
+    *("redis_uncontended", "redis_contended", "postgres_uncontended", "postgres_contended"),
+    *("mariadb_uncontended", "etcd_uncontended"),
 )
 
 
