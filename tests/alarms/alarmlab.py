@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.ledger.alarm_sqlite import SqliteAlarms
 from fencepost.ledger.memory import MemoryLedger
+from fencepost.ledger.postgres_alarms import PostgresAlarms
 from fencepost.ledger.sqlite import SqliteLedger
 from fencepost.model.alarm import AlarmWant, Firing, Setting
 from fencepost.model.alarm_policy import AlarmPolicy
@@ -16,11 +17,13 @@ from fencepost.stores.sqlite import SqliteStore
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from pglab import opened_postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fencepost.ledger.alarm_api import AlarmBook
+    from fencepost.ledger.postgres import PostgresLedger
     from fencepost.model.alarm import AlarmRecord, Batch, ClaimedAlarm
 
 START = 1_700_000_000.0
@@ -43,7 +46,9 @@ class StillClocks(SettableClocks):
 class Opened:
     """A book, its leases, and whoever asks them."""
 
-    def __init__(self, book: AlarmBook, ledger: MemoryLedger | SqliteLedger) -> None:
+    def __init__(
+        self, book: AlarmBook, ledger: MemoryLedger | SqliteLedger | PostgresLedger
+    ) -> None:
         self.book, self.ledger = book, ledger
         self.leases = ledger.leases
         self._count = 0
@@ -119,3 +124,8 @@ def sqlite_book(
     world = BlockingWorld(clocks=clocks)
     ledger = SqliteLedger(world, SqliteStore(world, str(path), namespace=namespace))
     return Opened(SqliteAlarms(world, ledger), ledger)
+
+
+def postgres_book(url: str, *, namespace: str) -> Opened:
+    ledger = opened_postgres(url, namespace=namespace)
+    return Opened(PostgresAlarms(BlockingWorld(), ledger), ledger)

@@ -1,35 +1,51 @@
-"""Every row of the contract about alarms, for the reference and for SQLite."""
+"""Every row of the contract about alarms, for the reference, for SQLite and for PostgreSQL."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from alarmlab import START, Opened, StillClocks, firing_of, memory_book, sqlite_book
+from alarmlab import START, Opened, StillClocks, firing_of, memory_book, postgres_book, sqlite_book
 
 from fencepost.errors import AlarmChanged, LeaseLost
 from fencepost.model.alarm import AlarmState, Became, Failure, NextDue, Rearm, Setting
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
+from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fencepost.testing.clock import SettableClocks
+
 ERROR = Failure("errors", 10.0, error="Oops: it broke")
 LOSSY = AlarmPolicy(max_losses=2)
 
 
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def clocks(request: pytest.FixtureRequest) -> Iterator[SettableClocks]:
+    if request.param != "postgres":
+        yield StillClocks() if request.param == "memory" else FileClocks()
+        return
+    with closing(ServerClocks()) as clocks:
+        yield clocks
+
+
+class FileClocks(StillClocks):
+    """Those that go with a file."""
+
+
 @pytest.fixture
-def clocks() -> StillClocks:
-    return StillClocks()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def opened(request: pytest.FixtureRequest, clocks: StillClocks, tmp_path: Path) -> Iterator[Opened]:
-    path = tmp_path / "ledger.db"
-    opened = memory_book(clocks) if request.param == "memory" else sqlite_book(path, clocks)
+def opened(clocks: SettableClocks, tmp_path: Path) -> Iterator[Opened]:
+    if isinstance(clocks, ServerClocks):
+        opened = postgres_book(clocks.url, namespace=fresh_namespace())
+    elif isinstance(clocks, FileClocks):
+        opened = sqlite_book(tmp_path / "ledger.db", clocks)
+    else:
+        opened = memory_book(clocks)
     yield opened
     opened.close()
 
@@ -42,7 +58,7 @@ def test_a_set_returns_a_generation_that_is_the_stores_time(opened: Opened) -> N
 
 
 def test_each_set_has_a_higher_generation_though_the_clock_falls(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     first = opened.set()
     clocks.step_wall(-3_600.0)
@@ -50,7 +66,7 @@ def test_each_set_has_a_higher_generation_though_the_clock_falls(
 
 
 def test_a_generation_never_falls_though_the_alarm_is_gone_and_the_clock_falls(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     generation = opened.set()
     finish(opened.book.finish(opened.fired()))
@@ -84,7 +100,7 @@ def test_generation_zero_means_only_if_there_is_none(opened: Opened) -> None:
     opened.set(if_generation=0)
 
 
-def test_a_set_whose_answer_got_lost_finds_itself(opened: Opened, clocks: StillClocks) -> None:
+def test_a_set_whose_answer_got_lost_finds_itself(opened: Opened, clocks: SettableClocks) -> None:
     setting = Setting("k", "a", "call", after=5.0, if_generation=0)
     first = finish(opened.book.set(setting))
     clocks.advance(1.0)
@@ -134,7 +150,7 @@ def test_what_was_never_set_leaves_no_tombstone(opened: Opened) -> None:
 
 @pytest.mark.parametrize(("keep", "kept"), [(0.0, 86_400.0), (100_000.0, 100_000.0)])
 def test_a_tombstone_is_kept_for_a_day_and_for_the_retry_horizon(
-    opened: Opened, clocks: StillClocks, keep: float, kept: float
+    opened: Opened, clocks: SettableClocks, keep: float, kept: float
 ) -> None:
     opened.set()
     finish(opened.book.clear("k", "a", keep=keep))
@@ -148,14 +164,16 @@ def test_a_tombstone_is_kept_for_a_day_and_for_the_retry_horizon(
 # Firing.
 
 
-def test_what_is_not_due_is_not_claimed(opened: Opened, clocks: StillClocks) -> None:
+def test_what_is_not_due_is_not_claimed(opened: Opened, clocks: SettableClocks) -> None:
     opened.set(after=5.0)
     assert opened.claim().claimed == ()
     clocks.advance(5.0)
     assert len(opened.claim().claimed) == 1
 
 
-def test_a_batch_is_the_oldest_first_with_a_token_each(opened: Opened, clocks: StillClocks) -> None:
+def test_a_batch_is_the_oldest_first_with_a_token_each(
+    opened: Opened, clocks: SettableClocks
+) -> None:
     for number, key in enumerate("cab"):
         opened.set(key, after=float(number))
     clocks.advance(10.0)
@@ -198,7 +216,7 @@ def test_a_success_that_is_told_twice_is_gone(opened: Opened) -> None:
     assert finish(opened.book.finish(firing)).became is Became.GONE
 
 
-def test_a_set_while_it_fires_stays(opened: Opened, clocks: StillClocks) -> None:
+def test_a_set_while_it_fires_stays(opened: Opened, clocks: SettableClocks) -> None:
     opened.set(payload="1")
     firing = opened.fired()
     newer = opened.set(after=50.0, payload="2")
@@ -224,7 +242,7 @@ def test_a_clear_while_it_fires_stays(opened: Opened) -> None:
 
 
 def test_a_handler_that_dies_after_its_alarm_was_cleared_leaves_nothing_behind(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     opened.fired()
@@ -248,7 +266,7 @@ def test_what_was_cleared_and_set_again_waits_for_the_handler_that_still_runs(
     assert opened.fired().generation == newest
 
 
-def test_a_rearm_commits_with_the_success(opened: Opened, clocks: StillClocks) -> None:
+def test_a_rearm_commits_with_the_success(opened: Opened, clocks: SettableClocks) -> None:
     opened.set(payload="1")
     firing = opened.fired()
     end = finish(opened.book.finish(firing, Rearm("2", after=7.0)))
@@ -263,7 +281,7 @@ def test_a_rearm_commits_with_the_success(opened: Opened, clocks: StillClocks) -
 
 
 def test_every_so_often_does_not_drift_and_what_was_missed_is_missed(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     clocks.advance(3.0)
@@ -278,7 +296,7 @@ def test_every_so_often_does_not_drift_and_what_was_missed_is_missed(
 
 
 def test_a_failure_is_tried_again_after_its_pause_and_counted(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     first = opened.fired()
@@ -291,7 +309,7 @@ def test_a_failure_is_tried_again_after_its_pause_and_counted(
 
 
 def test_the_last_failure_leaves_it_dead_and_nothing_is_due(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     firing = opened.fired()
@@ -316,7 +334,7 @@ def test_who_sets_a_dead_alarm_again_begins_anew(opened: Opened) -> None:
 
 
 def test_a_handler_that_vanished_is_counted_and_the_alarm_fires_again(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     first = opened.fired()
@@ -329,7 +347,7 @@ def test_a_handler_that_vanished_is_counted_and_the_alarm_fires_again(
 
 
 def test_a_handler_that_comes_back_after_its_loss_commits_nothing(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     zombie = opened.fired()
@@ -344,7 +362,7 @@ def test_a_handler_that_comes_back_after_its_loss_commits_nothing(
     assert finish(opened.book.finish(zombie)).became is Became.GONE
 
 
-def test_a_handler_that_kills_its_process_ends_dead(opened: Opened, clocks: StillClocks) -> None:
+def test_a_handler_that_kills_its_process_ends_dead(opened: Opened, clocks: SettableClocks) -> None:
     opened.set()
     for _ in range(3):
         opened.fired(LOSSY)
@@ -357,7 +375,7 @@ def test_a_handler_that_kills_its_process_ends_dead(opened: Opened, clocks: Stil
 
 
 def test_neighbours_of_one_who_kills_are_not_blamed_and_it_goes_alone(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     for key in "abc":
         opened.set(key)
@@ -373,7 +391,7 @@ def test_neighbours_of_one_who_kills_are_not_blamed_and_it_goes_alone(
 
 
 def test_one_who_kills_goes_beside_others_where_nobody_is_ever_alone(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set(after=25.0)
     clocks.advance(25.0)
@@ -387,7 +405,7 @@ def test_one_who_kills_goes_beside_others_where_nobody_is_ever_alone(
 
 
 def test_a_loss_of_what_was_set_anew_is_not_held_against_it(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     opened.fired()
@@ -401,7 +419,7 @@ def test_a_loss_of_what_was_set_anew_is_not_held_against_it(
 
 
 def test_one_that_is_late_by_more_than_its_grace_is_counted(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     clocks.advance(60.0)
@@ -414,7 +432,7 @@ def test_one_that_is_late_by_more_than_its_grace_is_counted(
 
 
 def test_one_that_fires_more_often_than_its_budget_dies(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     policy = AlarmPolicy(budget=Budget(3, 60.0))
     opened.set()
@@ -429,7 +447,7 @@ def test_one_that_fires_more_often_than_its_budget_dies(
     opened.fired(policy)
 
 
-def test_one_that_keeps_within_its_budget_goes_on(opened: Opened, clocks: StillClocks) -> None:
+def test_one_that_keeps_within_its_budget_goes_on(opened: Opened, clocks: SettableClocks) -> None:
     policy = AlarmPolicy(budget=Budget(3, 60.0))
     opened.set()
     for _ in range(10):
@@ -439,7 +457,7 @@ def test_one_that_keeps_within_its_budget_goes_on(opened: Opened, clocks: StillC
 
 
 def test_one_whose_lease_somebody_has_taken_by_hand_waits(
-    opened: Opened, clocks: StillClocks
+    opened: Opened, clocks: SettableClocks
 ) -> None:
     opened.set()
     finish(opened.leases.acquire("alarm:k/a", holder=Holder("x", "there", 2), ttl=20.0))

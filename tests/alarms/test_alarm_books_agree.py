@@ -1,12 +1,13 @@
-"""The same commands, given to the reference and to SQLite, have the same answers and effects."""
+"""The same commands, given to the reference and to others, have the same answers and effects."""
 
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alarmlab import Opened, StillClocks, firing_of, memory_book, sqlite_book
+from alarmlab import Opened, StillClocks, firing_of, memory_book, postgres_book, sqlite_book
 from hypothesis import given, settings, strategies as st
 
 from fencepost.errors import FencepostError
@@ -14,11 +15,13 @@ from fencepost.model.alarm import AlarmState, AlarmWant, Batch, Failure, Firing,
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
+from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fencepost.ledger.alarm_api import AlarmBook
+    from fencepost.testing.clock import SettableClocks
     from fencepost.world.api import Flow
 
 KINDS, KEYS = ("k", "other"), ("a", "b", "ü")
@@ -97,7 +100,7 @@ class Said:
 class Cluster:
     """One kind of book, as two processes see it, and the time that passes for both."""
 
-    def __init__(self, clocks: StillClocks, *opened: Opened) -> None:
+    def __init__(self, clocks: SettableClocks, *opened: Opened) -> None:
         self.clocks, self.opened = clocks, opened
 
     def of(self, number: int) -> AlarmBook:
@@ -253,16 +256,33 @@ def clusters_in(folder: str) -> list[Cluster]:
 
 def agreed(*program: tuple[object, ...]) -> list[object]:
     with tempfile.TemporaryDirectory() as folder:
-        clusters = clusters_in(folder)
-        try:
-            return agree(clusters, program)
-        finally:
-            for cluster in clusters:
-                for opened in cluster.opened:
-                    opened.close()
+        return agreed_by(clusters_in(folder), program)
+
+
+def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
+    """Return the answers that the reference and two clients of a server agree about."""
+    with closing(ServerClocks()) as clocks:
+        still, space = StillClocks(), fresh_namespace()
+        clients = [postgres_book(clocks.url, namespace=space) for _ in range(2)]
+        return agreed_by([Cluster(still, memory_book(still)), Cluster(clocks, *clients)], program)
+
+
+def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
+    try:
+        return agree(clusters, program)
+    finally:
+        for cluster in clusters:
+            for opened in cluster.opened:
+                opened.close()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(commands, min_size=1, max_size=40))
 def test_sqlite_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
     agreed(*program)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(commands, min_size=20, max_size=60))
+def test_postgres_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed_on_a_server(*program)

@@ -1,11 +1,13 @@
-"""The same commands, given to the reference and to SQLite, have the same answers and effects."""
+"""The same commands, given to the reference and to others, have the same answers and effects."""
 
 from __future__ import annotations
 
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from ledgerlab import StillClocks, opened, wanted
 
@@ -22,11 +24,13 @@ from fencepost.model.slot import RunKey
 from fencepost.stores.memory import MemoryStore
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fencepost.ledger.api import Ledger
+    from fencepost.testing.clock import SettableClocks
     from fencepost.world.api import Flow
 
 JOBS = ("bills", "mail")
@@ -108,7 +112,7 @@ commands = st.one_of(
 class Cluster:
     """One kind of ledger, as two processes see it, and the time that passes for both."""
 
-    def __init__(self, clocks: StillClocks, *ledgers: Ledger) -> None:
+    def __init__(self, clocks: SettableClocks, *ledgers: Ledger) -> None:
         self.clocks, self.ledgers = clocks, ledgers
 
     def of(self, number: int) -> Ledger:
@@ -303,15 +307,31 @@ def clusters_in(folder: str) -> list[Cluster]:
 
 
 def agreed(*program: tuple[object, ...]) -> list[object]:
-    """Return the answers to a program that all clusters agree about."""
+    """Return the answers to a program that the clusters of this machine agree about."""
     with tempfile.TemporaryDirectory() as folder:
-        clusters = clusters_in(folder)
-        try:
-            return agree(clusters, program)
-        finally:
-            for cluster in clusters:
-                for ledger in cluster.ledgers:
-                    finish(ledger.close())
+        return agreed_by(clusters_in(folder), program)
+
+
+def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
+    """Return the answers that the reference and two clients of a server agree about."""
+    with closing(ServerClocks()) as clocks:
+        still, space = StillClocks(), fresh_namespace()
+        world = BlockingWorld(clocks=still)
+        clients = [opened_postgres(clocks.url, namespace=space) for _ in range(2)]
+        reference = Cluster(still, MemoryLedger(world, MemoryStore(world)))
+        return agreed_by([reference, Cluster(clocks, *clients)], program)
+
+
+def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
+    try:
+        return agree(clusters, program)
+    finally:
+        for cluster in clusters:
+            for ledger in cluster.ledgers:
+                finish(ledger.close())
+
+
+everywhere = pytest.mark.parametrize("agreed", [agreed, agreed_on_a_server])
 
 
 @settings(max_examples=150, deadline=None)
@@ -320,7 +340,16 @@ def test_sqlite_answers_like_the_reference(program: list[tuple[object, ...]]) ->
     agreed(*program)
 
 
-def test_ledgers_agree_about_a_run_that_is_poison_and_its_job() -> None:
+@settings(max_examples=40, deadline=None)
+@given(st.lists(commands, min_size=20, max_size=60))
+def test_postgres_answers_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed_on_a_server(*program)
+
+
+@everywhere
+def test_ledgers_agree_about_a_run_that_is_poison_and_its_job(
+    agreed: Callable[..., list[object]],
+) -> None:
     key, policy = RunKey("bills", 1_000), Policy(max_losses=1)
     ask, wait = ("claim", key, policy, "", 4), ("pass", 31.0)
     later = ("claim", RunKey("bills", 2_000), policy, "", 4)

@@ -1,10 +1,11 @@
-"""The same commands, given to both planners, have the same answers and leave the same records."""
+"""The same commands, given to all planners, have the same answers and leave the same records."""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,11 +27,13 @@ from fencepost.model.schedule import At, Cron, Every, EveryAfter, spec_of
 from fencepost.stores.memory import MemoryStore
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fencepost.ledger.api import Ledger
+    from fencepost.testing.clock import SettableClocks
 
 # A clock that shows whole sixty-fourths is exact in microseconds, and so in every ledger.
 INSTANT = 1 / 64
@@ -133,7 +136,7 @@ commands = st.one_of(
 class Cluster:
     """One kind of ledger, as two processes see it, and the time that passes for both."""
 
-    def __init__(self, clocks: StillClocks, *ledgers: Ledger) -> None:
+    def __init__(self, clocks: SettableClocks, *ledgers: Ledger) -> None:
         self.clocks, self.ledgers = clocks, ledgers
         self.turn = 0
 
@@ -291,27 +294,55 @@ def remember(said: Said, ticked: Ticked) -> None:
 
 
 def agreed(*program: tuple[object, ...]) -> list[object]:
-    """Return the answers to a program that all clusters agree about."""
+    """Return the answers to a program that the clusters of this machine agree about."""
     with tempfile.TemporaryDirectory() as folder:
         clocks = [StillClocks() for _ in range(3)]
-        world = BlockingWorld(clocks=clocks[0])
         path = Path(folder, "ledger.db")
         clusters = [
-            Cluster(clocks[0], MemoryLedger(world, MemoryStore(world))),
+            reference(clocks[0]),
             Cluster(clocks[1], opened(":memory:", clocks[1])),
             Cluster(clocks[2], opened(path, clocks[2]), opened(path, clocks[2])),
         ]
-        try:
-            return agree(clusters, program)
-        finally:
-            for cluster in clusters:
-                for ledger in cluster.ledgers:
-                    finish(ledger.close())
+        return agreed_by(clusters, program)
+
+
+def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
+    """Return the answers that the reference and two clients of a server agree about."""
+    with closing(ServerClocks()) as clocks:
+        space = fresh_namespace()
+        clients = [opened_postgres(clocks.url, namespace=space) for _ in range(2)]
+        return agreed_by([reference(StillClocks()), Cluster(clocks, *clients)], program)
+
+
+def reference(clocks: StillClocks) -> Cluster:
+    world = BlockingWorld(clocks=clocks)
+    return Cluster(clocks, MemoryLedger(world, MemoryStore(world)))
+
+
+def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
+    try:
+        return agree(clusters, program)
+    finally:
+        for cluster in clusters:
+            for ledger in cluster.ledgers:
+                finish(ledger.close())
+
+
+programs = st.lists(commands, min_size=9, max_size=50)
+first = st.tuples(st.just("announce"), who, several)
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
-@given(st.tuples(st.just("announce"), who, several), st.lists(commands, min_size=9, max_size=50))
+@given(first, programs)
 def test_sqlite_plans_like_the_reference(
     first: tuple[object, ...], program: list[tuple[object, ...]]
 ) -> None:
     agreed(first, *program)
+
+
+@settings(max_examples=EXAMPLES // 3, deadline=None)
+@given(first, st.lists(commands, min_size=20, max_size=60))
+def test_postgres_plans_like_the_reference(
+    first: tuple[object, ...], program: list[tuple[object, ...]]
+) -> None:
+    agreed_on_a_server(first, *program)

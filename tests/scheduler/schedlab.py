@@ -48,7 +48,9 @@ def until(condition: Callable[[], object], *, within: float = PATIENCE) -> None:
 
 
 def url_of(folder: Path) -> str:
-    return f"sqlite:///{folder}/ledger.db"
+    """Return where the ledger of a folder is: beside it, unless a file there says where else."""
+    named = folder / "url"
+    return named.read_text() if named.exists() else f"sqlite:///{folder}/ledger.db"
 
 
 class Member:

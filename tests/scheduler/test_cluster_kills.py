@@ -7,9 +7,11 @@ import random
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from schedlab import Member, books_of, complaints, effects, members, repeated, unproven, until
 
 from fencepost.model.run import State
+from servers import Postgres, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,9 +24,13 @@ EVERY = 10.0 if SECONDS > 60 else 3.0
 REASONS = {"coalesced", "lock_held"}
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
 def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
-    tmp_path: Path,
+    tmp_path: Path, kind: str
 ) -> None:
+    if kind == "postgres":
+        url = shared(Postgres).database(f"kills_{tmp_path.name}_{os.getpid()}")
+        (tmp_path / "url").write_text(url)
     dice = random.Random(SECONDS)
     with members() as fleet:
 

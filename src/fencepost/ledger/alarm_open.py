@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 _BOOKS = {
     "fencepost.ledger.memory.MemoryLedger": ("fencepost.ledger.alarm_memory", "MemoryAlarms"),
     "fencepost.ledger.sqlite.SqliteLedger": ("fencepost.ledger.alarm_sqlite", "SqliteAlarms"),
+    "fencepost.ledger.postgres.PostgresLedger": (
+        "fencepost.ledger.postgres_alarms",
+        "PostgresAlarms",
+    ),
 }
 
 

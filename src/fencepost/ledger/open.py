@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 _LEDGERS = {
     "fencepost.stores.memory.MemoryStore": ("fencepost.ledger.memory", "MemoryLedger"),
     "fencepost.stores.sqlite.SqliteStore": ("fencepost.ledger.sqlite", "SqliteLedger"),
+    "fencepost.stores.postgres.PostgresStore": ("fencepost.ledger.postgres", "PostgresLedger"),
 }
+
+
+def has_ledger(leases: LeaseStore) -> bool:
+    """Say whether stores of this kind keep a ledger as well."""
+    return f"{type(leases).__module__}.{type(leases).__qualname__}" in _LEDGERS
 
 
 def ledger_of(world: World, leases: LeaseStore) -> Ledger:

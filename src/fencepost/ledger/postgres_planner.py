@@ -1,0 +1,202 @@
+"""The scheduling side of the PostgreSQL ledger: one transaction for each verb, few round trips.
+
+The server's clock is everybody's, so no instance can disagree with it. Instances tick side by
+side: each locks what it decides about. Who registers has the office for itself for a moment.
+"""
+
+from __future__ import annotations
+
+from fencepost.ledger import postgres_planner_rows as sql, registering
+from fencepost.ledger.planning import PAGE, Note, Slots, Ticked
+from fencepost.ledger.postgres import fitting
+from fencepost.ledger.postgres_desk import PostgresDesk
+from fencepost.ledger.postgres_roll import PostgresOffice
+from fencepost.ledger.postgres_rows import keys_of, run_of
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
+from fencepost.ledger.ticking import tick
+from fencepost.model.definition import JobRecord
+from fencepost.model.slot import RunKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any, TypeVar
+
+    from fencepost.ledger.planning import Ask, Instance, InstanceRecord, Lane
+    from fencepost.ledger.postgres import PostgresLedger
+    from fencepost.ledger.postgres_desk import Needs
+    from fencepost.ledger.postgres_draft import Draft
+    from fencepost.model.definition import Definition
+    from fencepost.model.run import RunEvent
+    from fencepost.world.api import World
+    from fencepost.world.postgres import Statement
+
+    T = TypeVar("T")
+
+# How many jobs one prune looks at: it goes on from there the next time.
+_JOBS_PRUNED = 200
+# How many more jobs than there is room for are read at once: not all that are due are to run.
+_BESIDE = 25
+# Of how many jobs is kept in mind what their runs need.
+_MOST_NEEDS = 20_000
+
+
+class PostgresPlanner:
+    """Plans in the database of a ``PostgresLedger``."""
+
+    def __init__(self, world: World, ledger: PostgresLedger) -> None:
+        self._world, self._ledger, self._namespace = world, ledger, ledger.namespace
+        self._needs: Needs = {}
+        self._pruned_to = ""  # the last job that was looked at for what is old
+
+    async def announce(
+        self, instance: Instance | None, definitions: Sequence[Definition]
+    ) -> list[Note]:
+        """Make jobs known."""
+        return await self._registered(
+            lambda office: registering.announce(office, instance, definitions),
+            jobs=_named(definitions),
+        )
+
+    async def attend(self, instance: Instance) -> list[Note]:
+        """Say that an instance lives, and see to those that do not."""
+        told = await self._registered(lambda office: registering.attend(office, instance))
+        return [Note("clock", "", about=(("off", 0.0),)), *told]  # there is only one
+
+    async def depart(self, instance: Instance) -> None:
+        """Say that an instance has ended."""
+        await self._registered(lambda office: registering.depart(office, instance))
+
+    async def store(self, definitions: Sequence[Definition]) -> int:
+        """Keep jobs in the ledger itself."""
+        return await self._registered(
+            lambda office: registering.store(office, definitions), jobs=_named(definitions)
+        )
+
+    async def tick(self, ask: Ask) -> Ticked:
+        """Carry one tick out."""
+        return await self._world.call(self._tick, ask)
+
+    async def pause(self, job: str, *, reason: str, until: float = 0.0) -> JobRecord:
+        """Let the slots of a job pass."""
+        return await self._registered(
+            lambda office: registering.pause(office, job, reason=reason, until=until), jobs=[job]
+        )
+
+    async def resume(self, job: str) -> JobRecord:
+        """Let a job run again."""
+        return await self._registered(lambda office: registering.resume(office, job), jobs=[job])
+
+    async def retire(self, job: str, *, reason: str) -> JobRecord:
+        """End a job for good."""
+        return await self._registered(
+            lambda office: registering.retire(office, job, reason=reason), jobs=[job]
+        )
+
+    async def backfill(self, lane: Lane) -> Lane:
+        """Have slots of the past made up."""
+        return await self._registered(
+            lambda office: registering.backfill(office, lane), jobs=[lane.job]
+        )
+
+    async def lanes(self, *, active: bool = True) -> list[Lane]:
+        """Return what is being made up."""
+        rows = await self._read(sql.FIND_LANES, active=active)
+        return [sql.lane_of(row) for row in rows]
+
+    async def lane(self, number: int) -> Lane | None:
+        """Return one of what was ever to be made up."""
+        rows = await self._read(sql.FIND_LANE, number=number)
+        return sql.lane_of(rows[0]) if rows else None
+
+    async def stop_lane(self, number: int, *, reason: str) -> None:
+        """Stop making up what was not begun yet."""
+
+        def work(office: PostgresOffice) -> None:
+            lane = office.lane(number)
+            if lane is not None and not lane.ended_at:
+                office.put_lane(lane._replace(ended_at=office.now, stopped=reason))
+
+        await self._registered(work)
+
+    async def prune(self, *, most: int) -> int:
+        """Forget old runs."""
+        return await self._world.call(self._prune, most)
+
+    async def job(self, name: str) -> JobRecord | None:
+        """Return a job."""
+        rows = await self._read(sql.FIND_JOB, job=name)
+        return JobRecord(*rows[0]) if rows else None
+
+    async def slots(self, job: str, *, start: int, end: int, limit: int = 1000) -> Slots:
+        """Return what became of the slots of a job."""
+        values = {"job": job, "start": start, "end": end, "limit": limit}
+        runs = await self._read(sql.FIND_SLOT_RUNS, **values)
+        spans = await self._read(sql.FIND_SPANS, **values)
+        return Slots([run_of(row) for row in runs], [sql.span_of(row) for row in spans])
+
+    async def events(self) -> list[RunEvent]:
+        """Return what happened to all runs."""
+        return [sql.event_of(row) for row in await self._read(sql.FIND_ALL_EVENTS)]
+
+    async def instances(self) -> list[InstanceRecord]:
+        """Return all instances."""
+        return [sql.instance_of(row) for row in await self._read(sql.FIND_INSTANCES)]
+
+    # What runs behind the door.
+
+    async def _read(self, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
+        values["namespace"] = self._namespace
+        return await self._world.call(self._ledger.read, statement, values)
+
+    async def _registered(
+        self, work: Callable[[PostgresOffice], T], *, jobs: Iterable[str] = ()
+    ) -> T:
+        def inside(draft: Draft) -> T:
+            office = PostgresOffice(draft, self._namespace, self._needs)
+            office.open(jobs)
+            return work(office)
+
+        return await self._world.call(self._ledger.drafted, inside)
+
+    def _tick(self, ask: Ask) -> Ticked:
+        if not (ask.ended or ask.again or ask.only):
+            values = {"namespace": self._namespace, "sweep": ask.sweep, "only": None}
+            now, look, lost = self._ledger.read(sql.IDLE, values)[0]
+            if not lost and (look is None or look > now):
+                return Ticked([], [], [], None if look is None else look - now)
+        if len(self._needs) > _MOST_NEEDS:
+            self._needs.clear()
+        size = max(1, min(ask.most, ask.room + _BESIDE, PAGE))
+
+        def inside(draft: Draft) -> Ticked:
+            desk = PostgresDesk(draft, self._namespace, self._needs)
+            desk.read_ahead(ask, size=size)
+            return tick(desk, ask)
+
+        return self._ledger.drafted(inside)
+
+    # What is old.
+
+    def _prune(self, most: int) -> int:
+        """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
+        space, start = {"namespace": self._namespace}, self._pruned_to
+        page = {**space, "after": start, "most": _JOBS_PRUNED}
+        jobs = [row[0] for row in self._ledger.read(sql.FIND_JOBS_THAT_RAN, page)]
+        wanted = {**space, "jobs": jobs, "kept": KEPT_RUNS, "age": KEPT_FOR, "most": most}
+        rows = self._ledger.read(sql.FIND_FORGOTTEN, wanted) if jobs else []
+        if rows:
+            values = {**space, **keys_of(RunKey(*row) for row in rows)}
+            self._ledger.drafted(
+                lambda draft: draft.commit(*((each, values) for each in (*sql.FORGET, sql.PRUNED)))
+            )
+        if len(rows) < most:
+            self._pruned_to = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
+        return len(rows)
+
+
+def _named(definitions: Sequence[Definition]) -> set[str]:
+    """Return the jobs that definitions speak of, by all their names."""
+    for each in definitions:
+        fitting(each.job)
+    return {name for each in definitions for name in (each.job, *each.aliases)}

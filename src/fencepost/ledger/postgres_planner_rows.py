@@ -1,0 +1,439 @@
+"""What the scheduling side says to its server, and how its rows become values and back again.
+
+Whoever ticks locks what it is going to decide about, and leaves to others what they have locked.
+"""
+
+from __future__ import annotations
+
+import json
+
+from fencepost.ledger.planning import Instance, InstanceRecord, Lane, SpanRecord
+from fencepost.ledger.postgres_planner_schema import WAITING
+from fencepost.ledger.postgres_rows import COLUMNS, LISTED, SEEN
+from fencepost.ledger.postgres_said import NO_LOITERING, NOW, lease_key, said
+from fencepost.ledger.postgres_schema import LIVE
+from fencepost.model.definition import Definition, JobRecord
+from fencepost.model.plan import Span
+from fencepost.model.run import RunEvent, State
+from fencepost.model.slot import RunKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_OFFICE = "hashtextextended('fencepost office ' || :namespace, 0)"
+# Those who tick and claim are in the office together; who registers is there alone.
+SHARE_OFFICE = said(f"SELECT pg_advisory_xact_lock_shared({_OFFICE})")
+HAVE_OFFICE = said(f"SELECT pg_advisory_xact_lock({_OFFICE})")
+# What locks can be had without waiting: with whoever has another one, it is not our turn.
+TRY_TURNS = said("""
+SELECT lock
+  FROM unnest(:locks::text[]) AS wanted (lock)
+ WHERE pg_try_advisory_xact_lock(
+           hashtextextended('fencepost lock ' || :namespace || '/' || lock, 0))""")
+
+# One instant for the whole of a tick, on the server as well.
+SET_NOW = said(f"""
+SELECT set_config('fencepost.now', ({NOW})::text, TRUE)::double precision, {NO_LOITERING}""")
+_NOW = "current_setting('fencepost.now')::double precision"
+
+_JOB_COLUMNS = ", ".join(JobRecord._fields)
+
+# The longest due first, from where the last page ended.
+FIND_DUE = said(f"""
+SELECT {_JOB_COLUMNS}, xmin::text
+  FROM fencepost_job
+ WHERE namespace = :namespace AND next_due IS NOT NULL AND next_due <= {_NOW}
+   AND (:only::text IS NULL OR job = :only)
+   AND (next_due, job) > (:due::double precision, :job::text)
+ ORDER BY next_due, job
+ LIMIT :most
+   FOR NO KEY UPDATE SKIP LOCKED""")
+
+FIND_UNKNOWN = said(f"""
+SELECT {_JOB_COLUMNS}, xmin::text
+  FROM fencepost_job
+ WHERE namespace = :namespace AND unknown_since > 0.0 AND orphaned_at = 0.0
+   AND unknown_since <= :before AND retired = '' AND NOT stored
+ ORDER BY job
+ LIMIT :most""")
+
+# As with jobs; the index ends with the key of the run.
+FIND_DUE_RUNS = said(f"""
+SELECT {SEEN}
+  FROM fencepost_run
+ WHERE namespace = :namespace AND {WAITING} AND not_before <= {_NOW}
+   AND (:only::text IS NULL OR job = :only)
+   AND (not_before, job, slot, manual, rerun)
+     > (:due::double precision, :job::text, :slot::bigint, :manual::bigint, :rerun::bigint)
+ ORDER BY not_before, job, slot, manual, rerun
+ LIMIT :most
+   FOR NO KEY UPDATE SKIP LOCKED""")
+
+# Runs whose attempt holds no lease any more.
+_LOST = f"""
+  FROM fencepost_run AS run
+ WHERE run.namespace = :namespace AND run.state = 'running'
+   AND (:only::text IS NULL OR run.job = :only)
+   AND NOT EXISTS (
+       SELECT 1 FROM fencepost_lease AS lease
+        WHERE lease.key = {lease_key("run.namespace", "run.lease")}
+          AND lease.nonce = run.nonce AND lease.held
+          AND least(lease.expires_us, ({{now}} * 1000000)::bigint + lease.ttl_us)
+            > ({{now}} * 1000000)::bigint)"""
+
+FIND_LOST = said(f"""
+SELECT {LISTED}, run.xmin::text
+{_LOST.format(now=_NOW)}
+ ORDER BY run.job, run.slot, run.manual, run.rerun
+   FOR NO KEY UPDATE OF run SKIP LOCKED""")
+
+FIND_GRANTED = said(f"""
+SELECT {SEEN}
+  FROM fencepost_run
+ WHERE namespace = :namespace AND state = 'running' AND starts_with(nonce, :nonce)
+ ORDER BY job, slot, manual, rerun""")
+
+_NEXT_LOOK = f"""
+    least((SELECT min(next_due) FROM fencepost_job
+            WHERE namespace = :namespace AND next_due IS NOT NULL),
+          (SELECT min(not_before) FROM fencepost_run
+            WHERE namespace = :namespace AND {WAITING}),
+          (SELECT min(not_before) FROM fencepost_lane
+            WHERE namespace = :namespace AND ended_at = 0.0))"""
+
+# When something is due next: a job, a run that waits, or something to make up.
+NEXT_LOOK = said(f"SELECT {_NEXT_LOOK}")
+
+# The same, what time it is, and if asked for whether any run was lost.
+IDLE = said(f"""
+SELECT {NOW}, {_NEXT_LOOK}, :sweep::boolean AND EXISTS (SELECT 1 {_LOST.format(now=NOW)})""")
+
+# Runs of the schedule that are newer than where their job stands: mostly there are none.
+FIND_BEYOND = said(f"""
+SELECT {LISTED}, run.xmin::text
+  FROM unnest(:jobs::text[], :marks::bigint[]) AS due (job, mark)
+  JOIN fencepost_run AS run
+    ON run.namespace = :namespace AND run.job = due.job AND run.slot > due.mark
+   AND run.manual = 0""")
+
+_ONE_BY_ONE = "unnest(:jobs::text[]) AS wanted (job) CROSS JOIN LATERAL"
+_NEWEST = "ORDER BY slot DESC, manual DESC, rerun DESC"
+
+FIND_NEWEST = said(f"""
+SELECT {LISTED}, run.seen
+  FROM {_ONE_BY_ONE} (
+       SELECT {COLUMNS}, xmin::text AS seen
+         FROM fencepost_run
+        WHERE namespace = :namespace AND job = wanted.job
+        {_NEWEST}
+        LIMIT 1) AS run""")
+
+# The runs of a job around a slot, both ways.
+FIND_FROM = said(f"""
+SELECT {SEEN}
+  FROM fencepost_run
+ WHERE namespace = :namespace AND job = :job AND slot >= :slot
+ ORDER BY slot, manual, rerun
+ LIMIT :most""")
+FIND_UP_TO = said(f"""
+SELECT {SEEN}
+  FROM fencepost_run
+ WHERE namespace = :namespace AND job = :job AND slot <= :slot
+ {_NEWEST}
+ LIMIT :most""")
+FIND_RERUN = said(f"""
+SELECT {SEEN}
+  FROM fencepost_run
+ WHERE namespace = :namespace AND job = :job AND slot = :slot AND manual = :manual
+ ORDER BY rerun DESC
+ LIMIT 1""")
+
+FIND_SLOT_RUNS = said(f"""
+SELECT {COLUMNS} FROM (
+    SELECT * FROM fencepost_run
+     WHERE namespace = :namespace AND job = :job AND slot >= :start AND slot < :end
+     {_NEWEST}
+     LIMIT :limit) AS run
+ ORDER BY slot, manual, rerun""")
+
+_SPAN_COLUMNS = "job, first, last, state, reason, stands_in, at"
+
+FIND_SPANS = said(f"""
+SELECT {_SPAN_COLUMNS} FROM (
+    SELECT * FROM fencepost_span
+     WHERE namespace = :namespace AND job = :job AND last >= :start AND first < :end
+     ORDER BY first DESC
+     LIMIT :limit) AS span
+ ORDER BY first""")
+
+# The last range of some jobs, and whether any slot since then has a run of its own, up to where
+# the job stands: then the next range is another one.
+LAST_SPANS = said(f"""
+SELECT span.job, span.first, span.last, span.state, span.reason, span.stands_in, span.at,
+       EXISTS (SELECT 1 FROM fencepost_run AS run
+                WHERE run.namespace = :namespace AND run.job = span.job
+                  AND run.slot > span.last AND run.slot <= wanted.mark AND run.manual = 0)
+  FROM unnest(:jobs::text[], :marks::bigint[]) AS wanted (job, mark)
+ CROSS JOIN LATERAL (
+       SELECT {_SPAN_COLUMNS}
+         FROM fencepost_span
+        WHERE namespace = :namespace AND job = wanted.job
+        ORDER BY first DESC
+        LIMIT 1) AS span""")
+
+FIND_BETWEEN = said("""
+SELECT 1 FROM fencepost_run
+ WHERE namespace = :namespace AND job = :job AND slot > :first AND slot < :last AND manual = 0
+ LIMIT 1""")
+
+PUT_SPANS = said(f"""
+INSERT INTO fencepost_span (namespace, {_SPAN_COLUMNS})
+SELECT :namespace, {_SPAN_COLUMNS}
+  FROM json_populate_recordset(NULL::fencepost_span, :rows::json)
+    ON CONFLICT (namespace, job, first) DO UPDATE SET last = excluded.last, at = excluded.at""")
+
+_LANE_FIELDS = (
+    *("number", "job", "start", "until", "cursor", "existing", "newest_first", "max_active"),
+    *("origin", "spec", "not_before", "ended_at", "created_at", "operator", "stopped"),
+)
+_LANE_COLUMNS = ", ".join(_LANE_FIELDS)
+
+FIND_LANES = said(f"""
+SELECT {_LANE_COLUMNS}
+  FROM fencepost_lane
+ WHERE namespace = :namespace AND (NOT :active::boolean OR ended_at = 0.0)
+ ORDER BY number""")
+
+# The longest due first, from where the last page ended.
+FIND_DUE_LANES = said(f"""
+SELECT {_LANE_COLUMNS}, xmin::text
+  FROM fencepost_lane
+ WHERE namespace = :namespace AND ended_at = 0.0 AND not_before <= {_NOW}
+   AND (not_before, number) > (:due::double precision, :number::bigint)
+ ORDER BY not_before, number
+ LIMIT :most
+   FOR NO KEY UPDATE SKIP LOCKED""")
+
+FIND_LANES_OF = said(f"""
+SELECT {_LANE_COLUMNS}, xmin::text
+  FROM fencepost_lane
+ WHERE namespace = :namespace AND job = ANY(:jobs::text[]) AND ended_at = 0.0
+ ORDER BY job, number
+   FOR NO KEY UPDATE SKIP LOCKED""")
+
+FIND_LANE = said(f"""
+SELECT {_LANE_COLUMNS}, xmin::text
+  FROM fencepost_lane
+ WHERE namespace = :namespace AND number = :number""")
+
+HIGHEST_LANE = said(
+    "SELECT coalesce(max(number), 0) FROM fencepost_lane WHERE namespace = :namespace"
+)
+
+INSERT_LANES = said(f"""
+WITH made AS (
+    INSERT INTO fencepost_lane (namespace, {_LANE_COLUMNS})
+    SELECT :namespace, {_LANE_COLUMNS}
+      FROM json_populate_recordset(NULL::fencepost_lane, :rows::json)
+        ON CONFLICT DO NOTHING
+    RETURNING 1)
+SELECT fencepost_insist(count(*) = :count) FROM made""")
+
+UPDATE_LANES = said("""
+WITH new AS MATERIALIZED (
+    SELECT * FROM ROWS FROM (json_populate_recordset(NULL::fencepost_lane, :rows::json),
+                             unnest(:versions::text[])) AS new),
+changed AS (
+    UPDATE fencepost_lane AS lane
+       SET until = new.until, cursor = new.cursor, not_before = new.not_before,
+           ended_at = new.ended_at, stopped = new.stopped
+      FROM new
+     WHERE lane.namespace = :namespace AND lane.number = new.number
+       AND lane.xmin::text = new.unnest
+    RETURNING 1)
+SELECT fencepost_insist(count(*) = :count) FROM changed""")
+
+_INSTANCE_FIELDS = (*Instance._fields, "started_at", "beat_at", "left_at")
+_INSTANCE_COLUMNS = ", ".join(_INSTANCE_FIELDS)
+
+FIND_INSTANCES = said(f"""
+SELECT {_INSTANCE_COLUMNS} FROM fencepost_instance WHERE namespace = :namespace ORDER BY name""")
+
+PUT_INSTANCES = said(f"""
+INSERT INTO fencepost_instance (namespace, {_INSTANCE_COLUMNS})
+SELECT :namespace, {_INSTANCE_COLUMNS}
+  FROM json_populate_recordset(NULL::fencepost_instance, :rows::json)
+    ON CONFLICT (namespace, name) DO UPDATE
+   SET {", ".join(f"{name} = excluded.{name}" for name in _INSTANCE_FIELDS if name != "name")}""")
+
+DROP_INSTANCES = said("""
+DELETE FROM fencepost_instance WHERE namespace = :namespace AND name = ANY(:names::text[])""")
+
+# Who knows some jobs, and which definitions of them were ever shared.
+FIND_MEMBERS = said("""
+SELECT job, instance, digest
+  FROM fencepost_member
+ WHERE namespace = :namespace AND job = ANY(:jobs::text[])""")
+
+FIND_COHORTS = said("""
+SELECT job, digest, since, seen_at, build, definition
+  FROM fencepost_cohort
+ WHERE namespace = :namespace AND job = ANY(:jobs::text[])""")
+
+FIND_MEMBERS_OF = said("""
+SELECT job
+  FROM fencepost_member
+ WHERE namespace = :namespace AND instance = :instance
+ ORDER BY job
+ LIMIT :most""")
+
+PUT_MEMBERS = said("""
+INSERT INTO fencepost_member (namespace, job, instance, digest)
+SELECT :namespace, job, instance, digest
+  FROM json_populate_recordset(NULL::fencepost_member, :rows::json)
+    ON CONFLICT (namespace, job, instance) DO UPDATE SET digest = excluded.digest""")
+
+PART = said("""
+DELETE FROM fencepost_member AS member
+ USING json_populate_recordset(NULL::fencepost_member, :rows::json) AS gone
+ WHERE member.namespace = :namespace AND member.job = gone.job
+   AND member.instance = gone.instance""")
+
+PUT_COHORTS = said("""
+INSERT INTO fencepost_cohort (namespace, job, digest, since, seen_at, build, definition)
+SELECT :namespace, job, digest, since, seen_at, build, definition
+  FROM json_populate_recordset(NULL::fencepost_cohort, :rows::json)
+    ON CONFLICT (namespace, job, digest) DO UPDATE
+   SET since = excluded.since, seen_at = excluded.seen_at, build = excluded.build,
+       definition = excluded.definition""")
+
+FIND_JOB = said(
+    f"SELECT {_JOB_COLUMNS} FROM fencepost_job WHERE namespace = :namespace AND job = :job"
+)
+
+FIND_ALL_EVENTS = said("""
+SELECT job, slot, manual, rerun, at, what, token, holder, detail
+  FROM fencepost_event
+ WHERE namespace = :namespace
+ ORDER BY job, slot, manual, rerun, id""")
+
+# The next jobs in turn that have runs, one look for each however many runs it has.
+FIND_JOBS_THAT_RAN = said("""
+WITH RECURSIVE known (job, number) AS (
+    (SELECT job, 1 FROM fencepost_run
+      WHERE namespace = :namespace AND job > :after
+      ORDER BY job LIMIT 1)
+     UNION ALL
+    SELECT (SELECT job FROM fencepost_run
+             WHERE namespace = :namespace AND job > known.job
+             ORDER BY job LIMIT 1), number + 1
+      FROM known
+     WHERE known.job IS NOT NULL AND number < :most
+)
+SELECT job FROM known WHERE job IS NOT NULL""")
+
+# What a retention of so many runs and so much time lets go, oldest first. By its slot, too, so
+# that the walk ends where the history begins that is young.
+_NEWEST_KEPT = f"""
+       (SELECT slot, manual, rerun FROM fencepost_run
+         WHERE namespace = :namespace AND job = wanted.job
+         {_NEWEST}
+         LIMIT 1 OFFSET :kept * {{times}} - 1)"""
+FIND_FORGOTTEN = said(f"""
+SELECT old.job, old.slot, old.manual, old.rerun
+  FROM (SELECT {NOW} AS now) AS clock,
+       {_ONE_BY_ONE} (
+       SELECT job, slot, manual, rerun
+         FROM fencepost_run
+        WHERE namespace = :namespace AND job = wanted.job AND slot < now - :age::double precision
+          AND ended_at > 0.0 AND NOT {LIVE}
+          AND CASE WHEN state IN ('failed', 'timed_out')
+              THEN ended_at < now - :age::double precision * 2
+                   AND (slot, manual, rerun) < {_NEWEST_KEPT.format(times=2)}
+              ELSE ended_at < now - :age::double precision
+                   AND (slot, manual, rerun) < {_NEWEST_KEPT.format(times=1)}
+              END
+        ORDER BY slot, manual, rerun
+        LIMIT :most) AS old
+ ORDER BY old.job, old.slot, old.manual, old.rerun
+ LIMIT :most""")
+
+_GONE = (
+    "unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[]) "
+    "AS gone (job, slot, manual, rerun)"
+)
+FORGET = tuple(
+    said(f"""
+DELETE FROM {table} AS old
+ USING {_GONE}
+ WHERE old.namespace = :namespace AND old.job = gone.job AND old.slot = gone.slot
+   AND old.manual = gone.manual AND old.rerun = gone.rerun""")
+    for table in ("fencepost_run", "fencepost_event", "fencepost_count")
+)
+PRUNED = said("""
+UPDATE fencepost_job AS known
+   SET pruned = greatest(known.pruned, gone.slot)
+  FROM (SELECT job, max(slot) AS slot
+          FROM unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[])
+            AS old (job, slot, manual)
+         WHERE manual = 0
+         GROUP BY job) AS gone
+ WHERE known.namespace = :namespace AND known.job = gone.job""")
+
+
+def span_of(row: Sequence[Any]) -> SpanRecord:
+    """Return the range in a row."""
+    job, first, last, state, reason, into, at = row
+    return SpanRecord(job, Span(first, last, State(state), reason, into), at)
+
+
+def span_row(record: SpanRecord) -> dict[str, Any]:
+    """Return the row of a range, but for the namespace."""
+    span = record.span
+    return {
+        "job": record.job,
+        "first": span.first,
+        "last": span.last,
+        "state": span.state.value,
+        "reason": span.reason,
+        "stands_in": span.into,
+        "at": record.at,
+    }
+
+
+def lane_of(row: Sequence[Any]) -> Lane:
+    """Return what is being made up, as a row has it."""
+    return Lane(*row[: len(_LANE_FIELDS)])
+
+
+def lane_row(lane: Lane) -> dict[str, Any]:
+    """Return the row of what is being made up, but for the namespace."""
+    return dict(zip(_LANE_FIELDS, lane, strict=True))
+
+
+def event_of(row: Sequence[Any]) -> RunEvent:
+    """Return the event in a row."""
+    return RunEvent(RunKey(*row[:4]), *row[4:])
+
+
+def instance_of(row: Sequence[Any]) -> InstanceRecord:
+    """Return the instance in a row."""
+    return InstanceRecord(Instance(*row[:7]), *row[7:])
+
+
+def instance_row(record: InstanceRecord) -> dict[str, Any]:
+    """Return the row of an instance, but for the namespace."""
+    return dict(zip(_INSTANCE_FIELDS, (*record.instance, *record[1:]), strict=True))
+
+
+def definition_text(definition: Definition) -> str:
+    """Return a definition as a cohort keeps it."""
+    return json.dumps(definition)
+
+
+def definition_from(text: str) -> Definition:
+    """Return the definition that a cohort kept."""
+    kept = Definition(*json.loads(text))
+    return kept._replace(aliases=tuple(kept.aliases))
