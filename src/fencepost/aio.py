@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from fencepost.aio_schedules import AsyncSchedules
 from fencepost.alarm_declaring import DeclaresAlarms
 from fencepost.declaring import Declares, build_of, orphans_after
-from fencepost.holding import DEFAULT_TTL, Holding
+from fencepost.holding import DEFAULT_TTL, Holding, beside
 from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
 
@@ -137,7 +137,7 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
         self._world = AioWorld(clocks=clocks)
         hold = partial(Holding, world=self._world, namespace=namespace, on_event=on_event)
         self._holding = hold(url)
-        self._locks = self._holding if leases is None else hold(leases)
+        self._locks = self._holding if leases is None else beside(self._holding, hold(leases))
         self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
@@ -250,9 +250,9 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
         """Release what is still held and close the store; an instance of this object is stopped."""
         if "_scheduling" in self.__dict__:
             await self._end_instance()
-        await self._locks.close()
+        await self._holding.close()
         if self._locks is not self._holding:
-            await self._holding.close()
+            await self._locks.close()
         if "_working" in self.__dict__:  # it was used
             await self._working.close()
         self._world.close()

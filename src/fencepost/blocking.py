@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from fencepost.alarm_declaring import DeclaresAlarms
 from fencepost.blocking_schedules import Schedules
 from fencepost.declaring import Declares, build_of, orphans_after
-from fencepost.holding import DEFAULT_TTL, Holding
+from fencepost.holding import DEFAULT_TTL, Holding, beside
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 
@@ -95,7 +95,7 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
         self._world = BlockingWorld(clocks=clocks)
         hold = partial(Holding, world=self._world, namespace=namespace, on_event=on_event)
         self._holding = hold(url)
-        self._locks = self._holding if leases is None else hold(leases)
+        self._locks = self._holding if leases is None else beside(self._holding, hold(leases))
         self._build, self._orphan_after = build_of(version), orphans_after(orphan_after)
 
     @cached_property
@@ -208,9 +208,9 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
         """Release what is still held and close the store; an instance of this object is stopped."""
         if "_scheduling" in self.__dict__:
             self._end_instance()
-        finish(self._locks.close())
+        finish(self._holding.close())
         if self._locks is not self._holding:
-            finish(self._holding.close())
+            finish(self._locks.close())
         if "_working" in self.__dict__:  # it was used
             finish(self._working.close())
 

@@ -7,9 +7,13 @@ programs, other ledgers. Who loses it has lost the run.
 
 from __future__ import annotations
 
-from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnavailable
+from contextlib import suppress
+
+from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
 from fencepost.holding import Wanted
+from fencepost.model.lease import Phase
+from fencepost.model.name import permits
 from fencepost.model.policy import Overlap
 
 TYPE_CHECKING = False
@@ -39,27 +43,35 @@ class Gate:
     async def enter(self, course: Course) -> Lease:
         """Get the lease that goes with an attempt, as patiently as its policy is.
 
-        Where others have it, a run is skipped, waits, or fails, as if they had it in the ledger.
+        Where others have it, a run is skipped, waits, or fails, as if they had it in the ledger. A
+        run that was begun before waits in any case: it may be its own dead attempt that has it.
         """
-        policy, clocks = course.policy, self._world.clocks
-        able, began = self._holding.store.capabilities, clocks.boottime()
-        ttl = min(max(policy.lease, able.shortest_ttl), able.longest_ttl)
-        waits = policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
-        name = course.run.lease
+        began, deadline = self._world.clocks.boottime(), course.deadline
+        course.deadline = None  # a timeout is about the body, which has not begun
+        try:
+            return await self._entered(course, began)
+        finally:
+            if deadline is not None:
+                course.deadline = deadline + self._world.clocks.boottime() - began
+
+    async def _entered(self, course: Course, began: float) -> Lease:
+        policy, clocks, fresh = course.policy, self._world.clocks, course.run.starts == 1
+        waits = not fresh or policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
+        wanted = self._wanted(course, wait=_GLANCE if waits else 0.0)
         while True:
             course.check()
-            wanted = Wanted(name, (name,), ttl, _GLANCE if waits else 0.0, None)
-            passed = clocks.boottime() - began
             try:
                 lease = await self._holding.acquire(wanted, owner=course)
-            except LeaseHeld:
-                if policy.overlap is Overlap.FAIL:
-                    raise
-                late = policy.start_deadline is not None and passed >= policy.start_deadline
-                if late or not waits:
+            except LeaseHeld as held:
+                late = policy.start_deadline is not None and (
+                    clocks.boottime() - began >= policy.start_deadline
+                )
+                if fresh and policy.overlap is Overlap.FAIL:
+                    raise GiveUp(str(held)) from held
+                if fresh and (late or not waits):
                     raise NothingToDo("lock_held") from None
             except (OutcomeUnknown, StoreUnavailable):
-                if passed >= _OUTAGE * policy.lease:
+                if clocks.boottime() - began >= _OUTAGE * policy.lease:
                     raise
                 await self._world.sleep(min(_GLANCE, policy.lease / 10))
             else:
@@ -69,13 +81,25 @@ class Gate:
     async def leave(self, course: Course, lease: Lease) -> None:
         """Give it back. Whether it was still ours does not matter any more: the ledger decides."""
         course.gate = None
-        await self._holding.give_back(lease)
+        with suppress(FencepostError):  # what the body did is done; the lease ends by itself
+            await self._holding.give_back(lease)
+
+    def _wanted(self, course: Course, *, wait: float) -> Wanted:
+        able, run, policy = self._holding.store.capabilities, course.run, course.policy
+        ttl = min(max(policy.lease, able.shortest_ttl), able.longest_ttl)
+        names: tuple[str, ...] = (run.lock,)
+        if run.lease != run.lock:  # any permit will do: another ledger counts its own
+            names = tuple(permits(run.lock, limit=policy.max_concurrent))
+        return Wanted(run.lock, names, ttl, wait, None)
 
     def _bind(self, course: Course, lease: Lease) -> None:
         hold = lease.hold
 
         def lose() -> None:
-            course.hold.lose(f"its lease elsewhere is lost: {hold.why_lost}")
+            course.hold.lose(f"its lease elsewhere is lost: {hold.why_lost or 'it was given back'}")
 
         hold.on_loss.append(lose)
         course.gate = hold
+        course.hands_over = False  # whoever it were handed to would not have this lease
+        if hold.phase(self._world.clocks.boottime()) is Phase.LOST:
+            lose()  # it was lost before anybody could be told

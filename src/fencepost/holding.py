@@ -268,6 +268,20 @@ async def _given_back() -> bool:
     return True
 
 
+def beside(own: Holding, other: Holding) -> Holding:
+    """Return the leases elsewhere, unless they are there anyway: a run would block itself."""
+    ours, theirs = own.source, other.source
+    if isinstance(ours, str) and isinstance(theirs, str) and _place(ours) == _place(theirs):
+        raise Misuse("leases= names the ledger's own store: leave it out, leases are there anyway")
+    return other
+
+
+def _place(url: str) -> str:
+    scheme, _, address = url.partition("://")
+    path, _, _ = address.partition("?")
+    return os.path.realpath(path) if scheme == "sqlite" else f"{scheme}://{path}"
+
+
 _everywhere: weakref.WeakSet[Holding] = weakref.WeakSet()
 
 

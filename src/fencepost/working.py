@@ -131,6 +131,11 @@ class Working:
 
     def refuse_isolation(self, job: Job, *, bound: bool = True) -> None:
         """Raise if a job is to have a process of its own and cannot."""
+        if self._gate is not None:
+            raise Misuse(
+                f"job {job.name!r} cannot run in a process of its own beside leases elsewhere: the "
+                "guards that end it in time know the ledger's lease only"
+            )
         refused = refusal(job, self._holding, self._world, bound=bound)
         if refused is not None:
             raise refused
@@ -284,7 +289,7 @@ class Working:
 
     def can_be_apart(self, job: Job) -> bool:
         """Say whether a job can have a process of its own."""
-        return refusal(job, self._holding, self._world) is None
+        return self._gate is None and refusal(job, self._holding, self._world) is None
 
     async def carry_out(
         self,

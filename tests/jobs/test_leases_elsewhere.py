@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from servers import Etcd, Postgres, Valkey, shared
 
-from fencepost import AsyncFencepost, AsyncRun, Fencepost, Run
-from fencepost.errors import LeaseLost, Misuse
+from fencepost import AsyncFencepost, AsyncRun, Fencepost, Lease, Retry, Run
+from fencepost.errors import LeaseLost, Misuse, StoreUnfit
 from fencepost.testing.eventual import EventualKv, EventualStore
+from servers import Etcd, Postgres, Valkey, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,6 +84,136 @@ def test_who_reschedules_waits_for_the_lock_elsewhere(
             assert not entered.wait(0.3)
         trigger.join(30)
         assert entered.is_set()
+
+
+def test_a_run_that_was_begun_before_waits_in_any_case(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    tries: list[int] = []
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        rival = other.lock("nightly", wait="30s")
+        inside, enough = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with rival:
+                inside.set()
+                enough.wait(30)
+
+        holder = threading.Thread(target=hold)
+
+        @fp.job("nightly", overlap="skip", retry=Retry(3, base="10ms"))
+        def nightly(run: Run) -> None:
+            tries.append(run.token)
+            if len(tries) == 1:
+                holder.start()
+                raise RuntimeError("try again")
+
+        def free_it() -> None:
+            assert inside.wait(30)
+            threading.Timer(0.5, enough.set).start()
+
+        threading.Thread(target=free_it).start()
+        outcome = fp.trigger("nightly", manual=True, wait="30s")
+        holder.join(30)
+        assert (outcome.status, len(tries)) == ("succeeded", 2)
+
+
+def test_waiting_for_the_lease_elsewhere_is_not_time_of_the_body(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    found: list[str] = []
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("short", timeout="500ms", overlap="reschedule")(lambda: None)
+        with other.lock("short"):
+            thread = threading.Thread(
+                target=lambda: found.append(fp.trigger("short", manual=True).status)
+            )
+            thread.start()
+            thread.join(1.2)
+        thread.join(30)
+    assert found == ["succeeded"]
+
+
+def test_a_lease_that_cannot_be_given_back_does_not_undo_what_was_done(
+    ledger: str, elsewhere: str, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Fencepost(ledger, leases=elsewhere, namespace=space) as fp:
+
+        async def unfit(*_: object, **__: object) -> None:
+            raise StoreUnfit("the server refuses it")
+
+        @fp.job("nightly")
+        def nightly() -> None:
+            monkeypatch.setattr(fp._locks.store, "release", unfit)
+
+        assert fp.trigger("nightly", manual=True).status == "succeeded"
+        monkeypatch.undo()
+
+
+def test_a_lease_that_was_lost_before_the_body_began_keeps_it_from_beginning(
+    ledger: str, elsewhere: str, space: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[None] = []
+    with Fencepost(ledger, leases=elsewhere, namespace=space) as fp:
+        granted = fp._locks.acquire
+
+        async def lost_at_once(*args: Any, **words: Any) -> Lease:
+            lease = await granted(*args, **words)
+            lease.hold.lose("a moment ago")
+            return lease
+
+        monkeypatch.setattr(fp._locks, "acquire", lost_at_once)
+
+        @fp.job("nightly")
+        def nightly(run: Run) -> None:
+            run.check()
+            done.append(None)
+
+        assert fp.trigger("nightly", manual=True).status == "lost"
+    assert done == []
+
+
+def test_permits_elsewhere_are_any_that_is_free(
+    ledger: str, elsewhere: str, space: str, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    with (
+        Fencepost(ledger, leases=elsewhere, namespace=space) as one,
+        Fencepost(other, leases=elsewhere, namespace=space) as two,
+    ):
+        two.job("shares", overlap="allow", max_concurrent=2)(lambda: None)
+
+        @one.job("shares", overlap="allow", max_concurrent=2)
+        def shares() -> None:
+            assert two.trigger("shares", manual=True).status == "succeeded"
+
+        assert one.trigger("shares", manual=True).status == "succeeded"
+
+
+def test_what_leases_elsewhere_cannot_guard_is_refused(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    with Fencepost(ledger, leases=elsewhere, namespace=space) as fp:
+        with pytest.raises(Misuse, match="a process of its own beside leases elsewhere"):
+            fp.job("apart", isolation="process")(isolated)
+
+        @fp.job("hands")
+        def hands(run: Run) -> None:
+            run.hand_over()
+
+        assert "beside leases elsewhere" in str(fp.trigger("hands", manual=True).error)
+    with pytest.raises(Misuse, match="names the ledger's own store"):
+        Fencepost(ledger, leases=f"{ledger}?trust_filesystem=1")
+
+
+def isolated() -> None:
+    """Be importable."""
 
 
 def test_who_loses_the_lease_elsewhere_has_lost_the_run(

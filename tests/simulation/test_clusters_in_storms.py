@@ -170,3 +170,8 @@ def test_both_planners_do_the_same_in_the_same_storm() -> None:
             for parts in PLANNERS.values()
         )
         assert memory == sqlite
+
+
+def test_a_run_that_waited_when_its_job_became_an_orphan_was_missed_for_that() -> None:
+    for seed in (1957, 2351):
+        assert not explained(seed, simulate_clusters(seed))

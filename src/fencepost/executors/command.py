@@ -111,6 +111,11 @@ class CommandBody:
         doors, course = inside(run)
         if not isinstance(doors.world.clocks, SystemClocks):
             raise GiveUp("a command cannot be guarded by a clock of your own: leave out clocks=")
+        if course.gate is not None:
+            raise GiveUp(
+                "a command cannot run beside leases elsewhere: the guards that end it in time know "
+                "the ledger's lease only; leave out leases="
+            )
         return finish(_carried(doors.world, course, self._words))
 
     def why_not(self, job: Job) -> str | None:

@@ -144,8 +144,10 @@ class Course:
         What is to be given back may still save: else a step that is longer than the time there is
         would be taken for ever.
         """
-        if self.gate is not None:
-            self.gate.phase(self._boottime())  # whoever finds that it is lost loses ours as well
+        if self.gate is not None and self.gate.phase(self._boottime()) is Phase.LOST:
+            self.hold.lose(
+                f"its lease elsewhere is lost: {self.gate.why_lost or 'it was released'}"
+            )
         if self.hold.phase(self._boottime()) is Phase.LOST:
             reason = self.hold.why_lost or "the attempt has ended"
             raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)

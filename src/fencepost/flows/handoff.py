@@ -51,8 +51,9 @@ async def hand_over(doors: Doors, course: Course) -> None:
     """Entrust this attempt to whoever was given its token. Raises if the run was lost."""
     if not course.hands_over:
         raise Misuse(
-            f"run {course.run.key} cannot be handed off from a process of its own: leave out "
-            "isolation='process', the other program is another process in any case"
+            f"run {course.run.key} cannot be handed off from a process of its own, or beside "
+            "leases elsewhere: leave out isolation='process', the other program is another process "
+            "in any case; and leases=, for it would not have that lease"
         )
     course.check(saving=True)  # also at the end of a budget: it costs no more of our time
     # A beat may come too late from here on: the other side can end the run at any time.

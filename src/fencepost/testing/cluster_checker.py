@@ -347,6 +347,8 @@ class _Reader:
             return
         if ended == ("skipped", "schedule_changed") and len(self._job(name).epochs) > 1:
             return
+        if ended == ("missed", "orphaned") and "orphaned" in self._job(name).barred:
+            return
         self._found("reasons", f"{row.run} ended as {row.state} ({row.detail})", about=row)
 
     def _conclude_calm(self, name: str, job: _Job, serves: Event) -> None:

@@ -76,7 +76,8 @@ def attempts_of(run: RunRecord, events: Sequence[RunEvent]) -> list[Attempt]:
     for event in events:
         if event.what in _ENDS and event.token:
             ends.setdefault(event.token, event)
-    forced = any(event.what == _FORCED for event in ends.values())
+    # Who forced a cancel took the token away; if it had gone to another, there was none to take.
+    forced = any(e.what == _FORCED and e.token != run.token for e in ends.values())
     lapsed = {event.token: event.at for event in events if event.what == LAPSED}
     found = [_earlier(run, end) for end in ends.values() if end.token != run.token]
     if run.starts and not forced:  # who forced a cancel took the token away: it is no attempt's
