@@ -58,6 +58,7 @@ _MOST_RACES = 50
 _MOST_OWN = 10_000
 _SOON = 0.1
 _MOST_TERMS = 2  # elections during one renewal
+_MOST_MOVES = 3
 
 
 def open_etcd(world: World, address: str, *, namespace: str) -> EtcdStore:
@@ -167,24 +168,22 @@ class EtcdStore:
         asked, patience = self._world.clocks.boottime(), _patience(ttl)
         first = False
         for _ in range(_MOST_RACES):
-            base, above = self._base.known(timeout=patience), self._base.highest
+            known = self._base.known(timeout=patience)
             spare, old = self._spare(ttl, asked)
-            text = Text(holder, base, self._world.clocks.wall(), ttl, spare.seconds)
+            text = Text(holder, known.base, self._world.clocks.wall(), ttl, spare.seconds)
             wish = self._wish(name, text, spare, first=first)
             try:
                 answer = self._txn(wish, effect=Effect.ONCE, timeout=patience)
             except EtcdLeaseGone:
                 continue  # it ended early: etcd was restored, or somebody revoked it
-            except OutcomeUnknown:
-                raise  # the spare may have got its key
-            except BaseException:
+            except StoreUnavailable:  # after anything else the spare may have got its key
                 self._spares.put_back(old)
                 raise
             proven = spare.term in (0, answer.term)
             if answer.done:
-                token = base + answer.revision
-                if not self._base.granted(token, above=above):
-                    self._undo(name, answer.revision)
+                token = known.base + answer.revision
+                if not self._base.granted(token, known, wire=answer.wire):
+                    self._undo(name, text, answer.revision)
                     continue
                 self._remember(_Own(spare if proven else old, answer.revision, text))
                 if not proven:
@@ -226,11 +225,19 @@ class EtcdStore:
             "failure": self._gets(name),
         }
 
-    def _undo(self, name: str, created: int) -> None:
-        """Take back a grant that nobody heard of: its token had been seen before."""
-        lock = self.keys.lock(name)
-        ours = {"compare": [txn.created(lock, revision=created)], "success": [txn.delete(lock)]}
-        self._txn(ours, effect=Effect.ONCE)
+    def _undo(self, name: str, text: Text, created: int) -> None:
+        """Take back a grant that nobody heard of: its token may have been seen before."""
+        done = [txn.delete(self.keys.lock(name))]
+        ours = {"compare": self._ours(name, text, created), "success": done}
+        try:
+            self._txn(ours, effect=Effect.ONCE)
+        except StoreUnavailable as error:
+            raise OutcomeUnknown(f"granted, and then: {error}") from error
+
+    def _ours(self, name: str, text: Text, created: int) -> list[dict[str, Any]]:
+        """Demand that a grant is this one: once etcd was set back, revisions come again."""
+        lock, record = self.keys.lock(name), self.keys.record(name)
+        return [txn.created(lock, revision=created), txn.is_value(record, str(text))]
 
     def _remember(self, own: _Own) -> None:
         if len(self._own) >= _MOST_OWN:
@@ -274,26 +281,40 @@ class EtcdStore:
         lease, length = self._leases.get(nonce, ("", 0))
         if length == seconds:
             return self._kept(name, nonce, token, ttl, lease)
-        lock = self._held(name, nonce, token, timeout=patience).lock
-        assert lock is not None, "who holds has a lock"
-        text = text_of(lock.value)
-        if text.seconds == seconds:
-            self._note(nonce, lock.lease, seconds)
-            return self._kept(name, nonce, token, ttl, lock.lease)
-        # Another length: the lock moves to another etcd lease. Its revision stays.
+        for _ in range(_MOST_MOVES):
+            lock = self._held(name, nonce, token, timeout=patience).lock
+            assert lock is not None, "who holds has a lock"
+            if text_of(lock.value).seconds == seconds:
+                self._note(nonce, lock.lease, seconds)
+                return self._kept(name, nonce, token, ttl, lock.lease)
+            spare = self._moved(lock, ttl)
+            if spare is not None:
+                self._note(nonce, spare.id, seconds)
+                return Grant(token, min(ttl, spare.granted))
+        raise StoreUnavailable(f"lease {name!r} could not be moved to another etcd lease in time")
+
+    def _moved(self, lock: txn.Kv, ttl: float) -> Spare | None:
+        """Move a lock to an etcd lease of another length; None if it has changed meanwhile.
+
+        The revision in which it came to be stays.
+        """
+        seconds, patience = whole_seconds(ttl), _patience(ttl)
         spare = self._spares.grant(seconds, timeout=patience)
+        text = text_of(lock.value)._replace(ttl=ttl, seconds=seconds)
         words = {
-            "compare": [txn.created(lock.key, revision=lock.created)],
-            "success": [
-                txn.put(lock.key, str(text._replace(ttl=ttl, seconds=seconds)), lease=spare.id)
+            "compare": [
+                txn.created(lock.key, revision=lock.created),
+                txn.changed(lock.key, revision=lock.changed),
             ],
+            "success": [txn.put(lock.key, str(text), lease=spare.id)],
         }
-        if not self._txn(words, effect=Effect.ONCE, timeout=patience).done:
-            self._spares.put_back(spare)
-            self._held(name, nonce, token, timeout=patience)  # which says why it is not
-            raise LeaseLost(name, token=token, reason="it ran out before it was renewed")
-        self._note(nonce, spare.id, seconds)
-        return Grant(token, min(ttl, spare.granted))
+        try:
+            if self._txn(words, effect=Effect.ONCE, timeout=patience).done:
+                return spare
+        except EtcdLeaseGone:
+            return None  # it ended before it was used: we were stopped, or somebody revoked it
+        self._spares.put_back(spare)
+        return None
 
     def _kept(self, name: str, nonce: str, token: int, ttl: float, lease: str) -> Grant:
         """Keep the etcd lease alive, then see that the lock is ours, in the same term."""
@@ -326,7 +347,7 @@ class EtcdStore:
         self._leases.pop(nonce, None)
         lock = self.keys.lock(name)
         if own is not None:
-            ours = [txn.created(lock, revision=own.created)]
+            ours = self._ours(name, own.text, own.created)
             held = own.text.base + own.created
             if token in (None, held) and self._end(name, own.text, held, ours):
                 self._spares.put_back(own.spare)
@@ -367,7 +388,7 @@ class EtcdStore:
     def _break(self, name: str, token: int, reason: str, operator: str) -> int:
         keys, wall = self.keys, self._world.clocks.wall()
         for _ in range(_MOST_RACES):
-            base, found = self._base.known(timeout=_patience(LONGEST_TTL)), self._look(name)
+            base, found = self._base.known(timeout=_patience(LONGEST_TTL)).base, self._look(name)
             record = record_of(name, lock=found.lock, record=found.record)
             if record is None or found.record is None or record.token != token:
                 raise TokenStale(name, token=token, highest=0 if record is None else record.token)

@@ -28,6 +28,7 @@ class Answer(NamedTuple):
     revision: int
     term: int  # of the leader that a quorum agreed on for this
     read: tuple[tuple[Kv, ...], ...]  # one for each get, in order
+    wire: int = 0  # the number of the connection that it came by
 
     def first(self, number: int) -> Kv | None:
         """Return the only key that this get was about, if it is there."""
@@ -90,7 +91,8 @@ def answer_of(told: dict[str, Any]) -> Answer:
     )
     header = told["header"]
     done = bool(told.get("succeeded"))
-    return Answer(done, int(header["revision"]), int(header["raft_term"]), read)
+    revision, term = int(header["revision"]), int(header["raft_term"])
+    return Answer(done, revision, term, read, int(told.get("_wire", 0)))
 
 
 def _kv(words: dict[str, str]) -> Kv:

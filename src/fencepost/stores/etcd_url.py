@@ -29,6 +29,11 @@ def read_url(scheme: str, address: str) -> Target:
     """Read what follows ``etcd://`` or ``etcds://``."""
     where, _, options = address.partition("?")
     hosts, _, prefix = where.partition("/")
+    if "@" in prefix or "@" in options:  # then what stands before may be part of a password
+        raise BadUrl(
+            f"an {scheme}:// URL has an @ after its endpoints: write %2F, %3F and %40 "
+            "for /, ? and @ in a password, a prefix or an option"
+        )
     user, at, hosts = hosts.rpartition("@")
     credentials = None
     if at:
@@ -53,7 +58,9 @@ def _endpoint(scheme: str, text: str) -> Endpoint:
     found = _ENDPOINT.match(text)
     port = int(found[3] or _PORT) if found else 0
     if found is None or not 0 < port < 65_536:
+        # What it says is not shown: without an @ it may be a password.
         raise BadUrl(
-            f"{text!r} is not an endpoint of etcd: write {scheme}://host:port,host:port/prefix"
+            f"an {scheme}:// URL names what is not an endpoint of etcd: "
+            f"write {scheme}://[user:password@]host:port,host:port/prefix"
         )
     return Endpoint(found[1] or found[2], port)

@@ -26,13 +26,13 @@ from fencepost.model.lease import (
 )
 from fencepost.model.name import well_formed
 from fencepost.model.named import NamedTuple
-from fencepost.model.watch import Watch
 from fencepost.stores.api import Capabilities
 from fencepost.stores.zookeeper_doctor import examined
 from fencepost.stores.zookeeper_line import ZooKeeperPlace
-from fencepost.stores.zookeeper_record import ERA, NOW, Paths, Text, record_of, text_of
+from fencepost.stores.zookeeper_record import ERA, NOW, Paths, Text, agree, record_of, text_of
+from fencepost.stores.zookeeper_still import Still
 from fencepost.stores.zookeeper_url import read_url
-from fencepost.world.zookeeper import Create, Delete, Node, Write, ZooKeeperDoor
+from fencepost.world.zookeeper import Check, Create, Delete, Node, Write, ZooKeeperDoor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,10 +65,12 @@ class _Own(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """The nodes of one lease."""
+    """The nodes of one lease, read between two instants of our clock."""
 
     lock: Node | None
     record: Node | None
+    before: float
+    after: float
 
 
 class ZooKeeperStore:
@@ -90,7 +92,7 @@ class ZooKeeperStore:
     ) -> None:
         self._world, self.door, self.namespace = world, door, namespace
         self.paths = Paths(root, namespace)
-        self._watch = Watch()
+        self._still = Still()
         self._ready = False
         self._own: dict[str, _Own] = {}
         self._vouched: set[str] = set()  # nonces whose locks go away with our session
@@ -132,7 +134,7 @@ class ZooKeeperStore:
     def forget(self) -> None:
         """Drop what a fork carried over. The parent's session is the parent's."""
         self.door.forget()
-        self._own, self._vouched, self._watch = {}, set(), Watch()
+        self._own, self._vouched, self._still = {}, set(), Still()
 
     async def close(self) -> None:
         """Let go of the session. If leases lean on it, it is left to end by itself."""
@@ -148,13 +150,14 @@ class ZooKeeperStore:
             verdict = judge(record, nonce=holder.nonce, now=NOW, era=ERA)
             if record is not None and verdict is Verdict.SPENT:
                 raise LeaseLost(name, token=record.token, reason="this nonce has given it back")
-            if record is not None and verdict is Verdict.OURS:
+            over = record is None or self._stands_still(record, found)
+            if record is not None and verdict is Verdict.HELD and not over:
+                raise refusal(record, expires_in=record.ttl)
+            if record is not None and verdict is Verdict.OURS and not over and found.record:
                 adopted = self._adopted(name, record, ttl)
                 if adopted is not None:
                     return adopted
                 continue
-            if record is not None and verdict is Verdict.HELD and not self._stands_still(record):
-                raise refusal(record, expires_in=record.ttl)
             token = self._next_token(0 if record is None else record.token)
             text = Text(name, holder, token, self._world.clocks.wall(), ttl)
             grant = self._grant(found, text, timeout=patience)
@@ -197,28 +200,35 @@ class ZooKeeperStore:
         return grant._replace(adopted=True)
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
-        patience, path = _patience(ttl), self.paths.lock(name)
+        patience, path, kept = _patience(ttl), self.paths.lock(name), self.paths.record(name)
         for _ in range(_MOST_RACES):
             session = self.door.session()
             found = self._look(name, timeout=patience)
             record = record_of(lock=found.lock, record=found.record)
             reason = why_lost(record, nonce=nonce, token=token, now=NOW, era=ERA)
-            if reason is None and record is not None and self._stands_still(record):
+            if reason is None and found.record is None:
+                reason = "its record is gone from the store"
+            if reason is None and record is not None and self._stands_still(record, found):
                 reason = "it ran out before it was renewed"
-            if reason is not None:
+            if reason is not None or found.record is None:
                 self._own.pop(nonce, None)
                 self._vouched.discard(nonce)
-                raise LeaseLost(name, token=token, reason=reason)
+                raise LeaseLost(name, token=token, reason=str(reason))
             lock = found.lock
             assert lock is not None, "who holds has a lock"
             text = str(text_of(lock)._replace(ttl=ttl))
             self._vouch(nonce)
+            # Every lock begins with the same version; the record's says that it is still this one.
+            steps: list[Check | Create | Write | Delete]
             if lock.owner == session.id:
-                done = self.door.commit(Write(path, text, lock.version), timeout=patience)
+                steps = [Check(kept, found.record.version), Write(path, text, lock.version)]
             else:  # another session of ours vouched for it: from now on this one does
-                moved = Delete(path, lock.version), Create(path, text, ephemeral=True)
-                done = self.door.commit(*moved, timeout=patience)
-            if done:
+                steps = [
+                    Write(kept, text, found.record.version),
+                    Delete(path, lock.version),
+                    Create(path, text, ephemeral=True),
+                ]
+            if self.door.commit(*steps, timeout=patience):
                 return Grant(token, min(ttl, session.certain))
         raise StoreUnavailable(f"lease {name!r} changed too often while it was renewed")
 
@@ -286,7 +296,7 @@ class ZooKeeperStore:
     def _peek(self, name: str) -> View | None:
         found = self._look(name)
         record = record_of(lock=found.lock, record=found.record)
-        return None if record is None else self._view(record, found.lock)
+        return None if record is None else self._view(record, found)
 
     def _views(self) -> list[View]:
         patience, views = _patience(LONGEST_TTL), []
@@ -295,21 +305,24 @@ class ZooKeeperStore:
             some = names[number : number + _AT_ONCE]
             places = (self.paths.locks, self.paths.records)
             wanted = [f"{place}/{name}" for place in places for name in some]
+            before = self._world.clocks.boottime()
             nodes = self.door.look(*wanted, timeout=patience)
+            after = self._world.clocks.boottime()
             for lock, kept in zip(nodes[: len(some)], nodes[len(some) :], strict=True):
                 record = record_of(lock=lock, record=kept)
                 if record is not None:
-                    views.append(self._view(record, lock))
+                    views.append(self._view(record, _Found(lock, kept, before, after)))
         return sorted(views, key=lambda view: view.name)
 
-    def _view(self, record: Record, lock: Node | None) -> View:
-        held = lock is not None and not self._stands_still(record)
+    def _view(self, record: Record, found: _Found) -> View:
+        held = found.lock is not None and not self._stands_still(record, found)
         return view(record, held=held, expires_in=record.ttl, alive=None)
 
-    def _stands_still(self, record: Record) -> bool:
+    def _stands_still(self, record: Record, found: _Found) -> bool:
         """Say whether we saw it unchanged for its whole ttl, by our own clock."""
-        now = self._world.clocks.boottime()
-        return record.held and self._watch.long_enough(record, now=now, era="")
+        return record.held and self._still.long_enough(
+            record, before=found.before, after=found.after
+        )
 
     def _vouch(self, nonce: str) -> None:
         """Remember that a lock leans on our session: closing must not end it."""
@@ -322,9 +335,17 @@ class ZooKeeperStore:
         return next_token(highest, store_us=wall_us if wall_us < _LAST_US else 0)
 
     def _look(self, name: str, *, timeout: float = 5.0) -> _Found:
-        return _Found(
-            *self.door.look(self.paths.lock(name), self.paths.record(name), timeout=timeout)
+        """Read both nodes, as they were at one time: each is read by itself."""
+        clock, wanted = (
+            self._world.clocks.boottime,
+            (self.paths.lock(name), self.paths.record(name)),
         )
+        for _ in range(_MOST_RACES):
+            before = clock()
+            lock, record = self.door.look(*wanted, timeout=timeout)
+            if lock is None or record is None or agree(lock, record):
+                return _Found(lock, record, before, clock())
+        raise StoreUnavailable(f"lease {name!r} changed hands too often while it was looked at")
 
     def _make_ready(self, timeout: float) -> None:
         """Make the nodes that all others stand on, once."""

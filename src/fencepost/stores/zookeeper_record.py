@@ -94,6 +94,12 @@ def record_of(*, lock: Node | None, record: Node | None) -> Record | None:
     )
 
 
+def agree(lock: Node, record: Node) -> bool:
+    """Say whether both are of the same grant."""
+    ours, kept = text_of(lock), text_of(record)
+    return (ours.holder.nonce, ours.token) == (kept.holder.nonce, kept.token)
+
+
 def _escaped(name: str) -> str:
     plain = "n-" + quote(name, safe="")
     if len(plain) <= _LONGEST:

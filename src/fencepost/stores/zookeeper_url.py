@@ -27,6 +27,11 @@ def read_url(address: str) -> Target:
     """Read what follows ``zookeeper://``."""
     where, _, options = address.partition("?")
     hosts, _, root = where.partition("/")
+    if "@" in root or "@" in options:  # then what stands before may be part of a password
+        raise BadUrl(
+            "a zookeeper:// URL has an @ after its servers: write %2F, %3F and %40 "
+            "for /, ? and @ in a password, a root or an option"
+        )
     user, at, hosts = hosts.rpartition("@")
     credentials = None
     if at:
@@ -34,6 +39,7 @@ def read_url(address: str) -> Target:
         if not name or not colon:
             raise BadUrl("a zookeeper:// URL names a user as user:password@")
         credentials = unquote(name), unquote(password)
+    servers = ",".join(_server(text) for text in hosts.split(","))
     given = dict(parse_qsl(options, keep_blank_values=True))
     unknown = sorted(given.keys() - {"session"})
     if unknown:
@@ -43,7 +49,6 @@ def read_url(address: str) -> Target:
     root = unquote(root).strip("/") or "fencepost"
     if any(part in ("", ".", "..", "zookeeper") for part in root.split("/")):
         raise BadUrl(f"{root!r} cannot be the root of nodes: write zookeeper://host:port/root")
-    servers = ",".join(_server(text) for text in hosts.split(","))
     return Target(servers, root, credentials, _session(given.get("session", str(SESSION))))
 
 
@@ -51,8 +56,10 @@ def _server(text: str) -> str:
     found = _SERVER.match(text)
     port = int(found[2] or _PORT) if found else 0
     if found is None or not 0 < port < 65_536:
+        # What it says is not shown: without an @ it may be a password.
         raise BadUrl(
-            f"{text!r} is not a ZooKeeper server: write zookeeper://host:port,host:port/root"
+            "a zookeeper:// URL names what is not a ZooKeeper server: "
+            "write zookeeper://[user:password@]host:port,host:port/root"
         )
     return f"{found[1]}:{port}"
 

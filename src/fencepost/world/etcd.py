@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fencepost.world.api import World
     from fencepost.world.etcd_wire import Ear, Reply
 
-_MOST_IDLE = 8  # connections that are kept open to one endpoint
-_OK = 200
+_MOST_IDLE = 32  # connections that are kept open to one endpoint
+_OK, _FAILED = 200, 500
 # The codes of gRPC that the gateway passes on.
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
 _REFUSALS = (_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED)
@@ -73,6 +73,7 @@ class EtcdDoor:
         self.secure, self.knows_us = tls is not None, credentials is not None
         self.where = "etcd at " + ", ".join(map(str, endpoints))
         self.asked = 0  # requests that were sent, for tests that count them
+        self.opened = 0  # connections so far, which are numbered
         self._idle: dict[Endpoint, list[Wire]] = {}
         self.forget()
 
@@ -94,7 +95,10 @@ class EtcdDoor:
     def ask(
         self, path: str, body: dict[str, Any], *, effect: Effect, timeout: float = 5.0
     ) -> dict[str, Any]:
-        """Ask one endpoint after the other, as far as ``effect`` allows, and return the answer."""
+        """Ask one endpoint after the other, as far as ``effect`` allows, and return the answer.
+
+        Its ``_wire`` is the number of the connection that it came by.
+        """
         if self._credentials is not None and not self._pass:
             self._authenticate(timeout)
         try:
@@ -138,6 +142,14 @@ class EtcdDoor:
                 self._avoid(endpoint)
         raise StoreUnavailable(f"{self.where} cannot be watched: {last}") from last
 
+    def is_open(self) -> bool:
+        """Say whether a connection is at hand that the endpoint to be asked next has not closed."""
+        endpoint = self._in_order()[0]
+        wire = self._taken(endpoint)
+        if wire is not None and not self._put_back(endpoint, wire):
+            wire.close()
+        return wire is not None
+
     # Behind the door.
 
     def _ask(
@@ -178,7 +190,7 @@ class EtcdDoor:
     def _exchange(
         self, endpoint: Endpoint, path: str, text: bytes, timeout: float
     ) -> dict[str, Any]:
-        wire = self._taken(endpoint) or Wire(endpoint, tls=self._tls, timeout=timeout)
+        wire = self._taken(endpoint) or self._connected(endpoint, timeout)
         reply: Reply | None = None
         try:
             self.asked += 1
@@ -186,7 +198,14 @@ class EtcdDoor:
         finally:
             if reply is None or reply.last or not self._put_back(endpoint, wire):
                 wire.close()
-        return _understood(endpoint, reply.status, reply.content)
+        return {**_understood(endpoint, reply.status, reply.content), "_wire": wire.number}
+
+    def _connected(self, endpoint: Endpoint, timeout: float) -> Wire:
+        wire = Wire(endpoint, tls=self._tls, timeout=timeout)
+        with self._turn:
+            self.opened += 1
+            wire.number = self.opened
+        return wire
 
     def _taken(self, endpoint: Endpoint) -> Wire | None:
         with self._turn:
@@ -270,6 +289,8 @@ def _understood(endpoint: Endpoint, status: int, content: bytes) -> dict[str, An
     except (ValueError, TypeError) as error:
         if status == _OK:
             raise NotAnswered(f"{endpoint} answered something that is not JSON") from error
+        if status >= _FAILED:  # by something in between, which may have passed the request on
+            raise NotAnswered(f"{endpoint} answered HTTP {status}") from error
         raise BadUrl(
             f"{endpoint} answers HTTP {status} where etcd's v3 gateway should be: "
             "is this the client port of etcd 3.4 or newer?"

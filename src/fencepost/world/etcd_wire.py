@@ -53,6 +53,7 @@ class Wire:
             raise NotSent(_words(error)) from error
         self._file = self._socket.makefile("rb")
         self._host = str(endpoint)
+        self.number = 0
 
     def is_stale(self) -> bool:
         """Say whether something came while nobody had asked, which is the end of it."""

@@ -73,6 +73,13 @@ class Delete(NamedTuple):
     version: int
 
 
+class Check(NamedTuple):
+    """Demand that a node has this version, and leave it as it is."""
+
+    path: str
+    version: int
+
+
 class Session(NamedTuple):
     """Who we are to the servers, and for how long we surely are after each answer."""
 
@@ -119,7 +126,7 @@ class ZooKeeperDoor:
         asked = [client.sync_async(path), client.get_children_async(path)]
         return list(self._answers(asked, timeout)[1] or ())
 
-    def commit(self, *steps: Create | Write | Delete, timeout: float) -> bool:
+    def commit(self, *steps: Check | Create | Write | Delete, timeout: float) -> bool:
         """Do all of it or nothing; say whether it was done. False: others were there first."""
         client = self._open()
         work = TransactionRequest(client)
@@ -128,6 +135,8 @@ class ZooKeeperDoor:
                 work.create(step.path, step.text.encode(), self._acl(), ephemeral=step.ephemeral)
             elif isinstance(step, Write):
                 work.set_data(step.path, step.text.encode(), step.version)
+            elif isinstance(step, Check):
+                work.check(step.path, step.version)
             else:
                 work.delete(step.path, step.version)
         self.asked += 1
