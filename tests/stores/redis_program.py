@@ -33,7 +33,9 @@ def main(url: str, name: str, ttl: str, rounds: str) -> None:
                     print("held", flush=True)
             else:
                 time.sleep(0.002)
-            at = time.time()
+            # Said before: who is killed in between cannot say that it has given the lease back.
+            until, at = at + float(ttl), time.time()
+            say(Event(at, "releasing", node, name, lease.hold.nonce, lease.token, until))
             if lock.release(lease):  # else it was lost before, and is somebody else's by now
                 say(Event(at, "released", node, name, lease.hold.nonce))
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
 from redis_kit import WORLD, holder, store_at
@@ -42,6 +43,29 @@ def space(tmp_path: Path) -> str:
 def test_a_wrong_url_gets_a_sentence(url: str, sentence: str) -> None:
     with pytest.raises(BadUrl, match=sentence):
         Fencepost(url)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *("s3cr[et", "s3cr]et", "s3cr/et", "s3cr?et", "s3cr#et", "s3cr\u2100et"),
+        *("1234/s3cret", "1234?s3cret", "1234#s3cret"),
+    ],
+)
+def test_no_piece_of_a_password_is_shown(scheme: str, secret: str) -> None:
+    with pytest.raises(BadUrl) as caught:
+        Fencepost(f"{scheme}://user:{secret}@127.0.0.1:1/0")
+    told: BaseException | None = caught.value
+    while told is not None:
+        assert not any(piece in str(told) for piece in ("s3cr", "et@", "1234")), str(told)
+        told = told.__cause__ or told.__context__
+
+
+def test_a_password_may_be_anything_if_it_is_written_in_percents() -> None:
+    text = "[a/b?c#d@e:f,g%h]"
+    assert read_address(f":{quote(text, safe='')}@host", tls=False).password == text
+    assert read_address(":a@b:c,d@host", tls=False).password == "a@b:c,d"
 
 
 def test_a_url_is_read_to_the_last_option() -> None:

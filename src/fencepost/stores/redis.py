@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 
 from fencepost.errors import BadUrl, LeaseLost, TokenStale
 from fencepost.model.lease import (
@@ -205,7 +206,7 @@ class RedisStore:
     ) -> bytes:
         me, long, who, which = holder.nonce.encode(), us(ttl), self.who(holder), keys.which
         if waiting is not None:
-            place, gone = waiting.wish, b"1" if waiting.withdrawn else b""
+            place, gone = waiting.wish, waiting.gone
         return _SIX % (
             *(len(me), me, len(long), long, len(who), who),
             *(len(which), which, len(place), place, len(gone), gone),
@@ -235,11 +236,21 @@ def read_address(address: str, *, tls: bool) -> Address:
     """Read what follows ``redis://``, or say what is wrong with it, without the password."""
     from urllib.parse import parse_qs, unquote, urlsplit  # dear, and needed once
 
-    parts = urlsplit(f"redis://{address}")
-    try:
+    parts, port = None, None
+    # What cannot be read may be a piece of the password: nothing of it goes on from here.
+    with suppress(ValueError):
+        parts = urlsplit(f"redis://{address}")
         port = parts.port or 6379
-    except ValueError:
-        raise BadUrl("the redis URL has a port that is not a number from 1 to 65535") from None
+    if parts is None or parts.fragment or "@" in parts.path + parts.query:
+        raise BadUrl(
+            "the redis URL cannot be read: write signs such as / ? # [ ] @ in percents, "
+            "%2F for a slash, where they are part of a user, a password or an option"
+        )
+    if port is None:
+        raise BadUrl(
+            "the redis URL has a port that is not a number from 1 to 65535 (or a password with "
+            "a slash in it: write that as %2F)"
+        )
     if not parts.hostname:
         raise BadUrl("the redis URL names no host: write redis://host:6379/0")
     database = parts.path.removeprefix("/")

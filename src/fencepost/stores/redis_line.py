@@ -6,12 +6,13 @@ have heard it. Nobody has: then that waiter is gone, and it is the next one's tu
 is in the record, whatever becomes of the message: who naps looks there too.
 
 A waiter counts its trust from its last request that was answered with "wait": that is before the
-grant, on its own clock, so no two clocks are compared.
+grant, on its own clock, so no two clocks are compared. The answer names the last token so far: a
+message about that one or an older one is about a grant that has ended, however late it is read.
 """
 
 from __future__ import annotations
 
-from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.model.lease import Grant
 from fencepost.stores import redis_scripts as scripts
 from fencepost.stores.api import Handed
@@ -57,9 +58,10 @@ class RedisPlace:
         self._listed = False  # perhaps: something of ours may be in line
         self._doubted = False  # a request that might still put us in line was not answered
         self._sent = 0.0  # when we last asked, and were told to wait
+        self._ended = 0  # the last token then
         self._nap = _PLAIN_NAP
         self._handed: Handed | None = None
-        self.withdrawn = False
+        self._withdrawn = False
 
     @property
     def wish(self) -> bytes:
@@ -68,6 +70,11 @@ class RedisPlace:
             return b""
         nonce, long, who, which = self._wanted
         return b"\n".join((which, nonce, long, self._id(self._ear), who))
+
+    @property
+    def gone(self) -> bytes:
+        """Whether an acquire is to take us out of the line, and to refuse what may come late."""
+        return b"" if not self._withdrawn else b"2" if self._doubted else b"1"
 
     @staticmethod
     def _id(ear: Ear) -> bytes:
@@ -83,11 +90,13 @@ class RedisPlace:
 
     def withdraw(self) -> None:
         """Be handed nothing more: the next acquire takes our place out of the line, and tells."""
-        self.withdrawn = True
+        self._withdrawn = True
 
     def was_answered(self, *, granted: bool) -> None:
         """Take note that an acquire of our nonce was answered."""
-        if granted or self.withdrawn:
+        if granted:
+            self._was_served()
+        elif self._withdrawn:
             self._stands = self._listed = False
 
     async def turn(self, patience: float) -> bool:
@@ -98,7 +107,6 @@ class RedisPlace:
         try:
             return await self._waited(patience)
         except OutcomeUnknown:
-            self._doubted = True
             return True  # to ask for it tells
         except StoreUnavailable:
             self._stands = False
@@ -129,7 +137,8 @@ class RedisPlace:
         left = not self._listed
         try:
             if self._listed:
-                words = self.wish, self._keys.which, b"" if served else b"1"
+                refused = self._nonce.encode() if self._doubted and not served else b""
+                words = self.wish, self._keys.which, b"" if served else b"1", refused
                 rest = self._keys.three + packed(*words)
                 await self._world.call(self._server.run, scripts.LEAVE, rest)
                 left = True
@@ -166,16 +175,23 @@ class RedisPlace:
         assert self._ear is not None, "who stands in line has an ear"
         mine = self.wish, self._came, self._id(self._ear)
         rest = self._keys.three + packed(*self._wanted, *mine)
-        answer = await self._world.call(self._server.run, scripts.STAND, rest)
+        # Before it is sent: who is cancelled meanwhile learns nothing.
+        doubted, self._doubted = self._doubted, True
+        try:
+            answer = await self._world.call(self._server.run, scripts.STAND, rest)
+        except (StoreUnavailable, Misuse):
+            self._doubted = doubted  # it did not happen
+            raise
+        self._doubted = doubted
         if type(answer) is int:
-            self._stands = self._listed = False
+            self._was_served()
             grant = Grant(abs(answer), self._ttl, adopted=answer < 0)
             self._handed = Handed(grant, sent)
             return True
         if answer[:1] == b"S":
             return True  # to ask for it tells
-        left_us, self._came = answer[1:].split(b" ")
-        self._sent = sent
+        left_us, token, self._came = answer[1:].split(b" ")
+        self._sent, self._ended = sent, int(token)
         if not self._nonce:
             return fresh  # a call may have come before we stood here
         ends = int(left_us) / 1e6 + 0.001 if left_us != b"0" else _PLAIN_NAP
@@ -193,8 +209,12 @@ class RedisPlace:
             nonce, _, token = text.partition(b" ")
             if not token:
                 return True
-            if nonce == self._wanted[0]:
-                self._stands = self._listed = False
+            if nonce == self._wanted[0] and int(token) > self._ended:
+                self._was_served()
                 self._handed = Handed(Grant(int(token), self._ttl), self._sent)
                 return True
         return False
+
+    def _was_served(self) -> None:
+        self._stands = False
+        self._listed = self._doubted  # what is still on its way may put us there again

@@ -69,6 +69,14 @@ local function is_spent(whose)
     return whose == nonce and held == '0' or string.find(spent, ' ' .. whose, 1, true)
 end
 
+-- A request of that nonce may still be on its way, and nobody waits for what it would be granted.
+local function refuse(whose)
+    if not is_spent(whose) then
+        spent = string.sub(' ' .. whose .. spent, 1, {_SPENT})
+        save()
+    end
+end
+
 local function answer(word)
     return string.format('%s%.0f\n', word, now) .. (text or '')
 end
@@ -101,7 +109,8 @@ local function tell(id, what)
 end
 
 -- Give a lease that is free to the first in line who still listens; say whether somebody has it.
--- Who wants something else is only woken. The dead, and those long silent, are passed over.
+-- Who wants something else is only woken. The dead, and those long silent, are passed over, and so
+-- is what another version wrote there: whoever still waits says so again.
 local function hand(which, asking, may)
     local given = false
     while true do
@@ -110,10 +119,10 @@ local function hand(which, asking, may)
         if not wish then break end
         local wants, whose, long, id, by =
             string.match(wish, '^([^\n]*)\n([^\n]*)\n(%d+)\n([^\n]*)\n(.*)$')
-        if now - came >= {_STALE_US} then
+        if id and now - came >= {_STALE_US} then
             came = redis.call('HGET', SEEN, id) or came
         end
-        if now - came < {_STALE_US} then
+        if id and now - came < {_STALE_US} then
             local for_it = whose ~= '' and wants == which
             if for_it and may then
                 grant(whose, tonumber(long), by)
@@ -137,7 +146,8 @@ end
 """
 
 # Grant the lease, adopt what this nonce has, or say who has it. Those in line come first.
-# nonce, ttl, who, which, our own wish in line, whether to take that out of it.
+# nonce, ttl, who, which, our own wish in line, whether to take that out of it: 1, or 2 if it might
+# come back, since a request that put it there was not answered.
 ACQUIRE = Script(
     _BEGIN
     + "local plain = ARGV[5] == ''"
@@ -145,8 +155,8 @@ ACQUIRE = Script(
     + _RECORD
     + _LINE
     + """
-local wish = ARGV[5]
-if ARGV[6] == '1' then redis.call('ZREM', LINE, wish) end
+local wish, doubted = ARGV[5], ARGV[6] == '2'
+if ARGV[6] ~= '' then redis.call('ZREM', LINE, wish) end
 if not free then
     if nonce == me then
         ttl, ends = long, now + long
@@ -154,12 +164,15 @@ if not free then
         if wish ~= '' then redis.call('ZREM', LINE, wish) end
         return -token
     end
+    if doubted then refuse(me) end
     if moved then save() end
     return answer('H')
 end
-if is_spent(me) then return answer('S') end
+-- Refused by ourselves, with an answer that got lost: it was held then.
+if is_spent(me) then return answer(doubted and 'H' or 'S') end
 if hand(ARGV[4], me, true) then
     if nonce == me then return token end
+    if doubted then refuse(me) end
     return answer('H')
 end
 grant(me, long, ARGV[3])
@@ -172,6 +185,7 @@ return token
 
 # Stand in line, or go on standing there, and be granted the lease if it is free and we are first.
 # nonce (empty: only to be woken), ttl, who, which, our wish, when we came (empty: now), our id.
+# Who must wait learns how long at most, the last token so far, and when it came.
 STAND = Script(
     _BEGIN
     + "local plain = ARGV[1] ~= '' and ARGV[6] == ''"
@@ -202,7 +216,7 @@ if me ~= '' then
     if free and hand(ARGV[4], me, true) and nonce == me then return token end
     if moved and not free then save() end
 end
-return string.format('W%.0f ', math.max(ends - now, 0)) .. came
+return string.format('W%.0f %.0f ', math.max(ends - now, 0), token) .. came
 """,
     keys=3,
     arguments=7,
@@ -283,18 +297,28 @@ return fresh
     arguments=4,
 )
 
-# Leave the line; if asked to, call whoever is first in it then. our wish, which, whether to call.
+# Leave the line; if asked to, call whoever is first in it then. our wish, which, whether to call,
+# our nonce if a request that put us there was not answered: it must not be granted anything now.
 LEAVE = Script(
     _BEGIN
     + _RECORD
     + _LINE
-    + """
+    + r"""
 redis.call('ZREM', LINE, ARGV[1])
+local doubted = ARGV[4]
+if doubted ~= '' and text then
+    refuse(doubted)
+elseif doubted ~= '' then
+    local long, by = string.match(ARGV[1], '^[^\n]*\n[^\n]*\n(%d+)\n[^\n]*\n(.*)$')
+    nonce, token, ttl, ends, since, who = doubted, now, tonumber(long), now, now, by
+    ended = 'it was withdrawn before it was granted'
+    save()
+end
 if ARGV[3] == '1' then hand(ARGV[2], '', free) end
 return 1
 """,
     keys=3,
-    arguments=3,
+    arguments=4,
 )
 
 # Say whether nobody stands before us who was heard of lately. our wish.
@@ -304,11 +328,11 @@ FIRST = Script(
 for _, wish in ipairs(redis.call('ZRANGE', LINE, 0, 99)) do
     if wish == ARGV[1] then return 1 end
     local came = redis.call('ZSCORE', LINE, wish)
-    if now - came >= {_STALE_US} then
-        local id = string.match(wish, '^[^\n]*\n[^\n]*\n%d+\n([^\n]*)\n')
+    local id = string.match(wish, '^[^\n]*\n[^\n]*\n%d+\n([^\n]*)\n')
+    if id and now - came >= {_STALE_US} then
         came = redis.call('HGET', SEEN, id) or came
     end
-    if now - came < {_STALE_US} then return 0 end
+    if id and now - came < {_STALE_US} then return 0 end
 end
 return 1
 """,

@@ -154,6 +154,9 @@ class _Plain(_Kept, redis.Connection):
         sock = self._sock
         try:
             seen = sock.recv(64, socket.MSG_PEEK)
+        except TimeoutError as error:  # the driver would wait for as long once more
+            self.disconnect()  # type: ignore[no-untyped-call]
+            raise redis.TimeoutError("Timeout reading from socket") from error
         except OSError:
             seen = b""  # the driver finds out what it means
         if seen[:1] == b":" and seen[-2:] == b"\r\n":
@@ -416,7 +419,7 @@ class Ear:
         # Seven lines for each: how many words, then "message", the channel and what was said, each
         # after its length. Nobody says anything with a line end in it.
         lines = (self._unread + data).split(b"\r\n")
-        whole = len(lines) // 7 * 7
+        whole = (len(lines) - 1) // 7 * 7  # what follows the last line end is not all of a line
         self._unread = b"\r\n".join(lines[whole:])
         return lines[6:whole:7]
 
