@@ -206,9 +206,8 @@ class Holding:
         """By what the store is opened: a URL, or a function."""
         return self._source
 
-    @property
     def chatty(self) -> bool:
-        """Whether anybody listens to what goes well."""
+        """Say whether anybody listens to what goes well."""
         return self._on_event is not None or is_heard()
 
     @property

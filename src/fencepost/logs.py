@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache, partial
 
 from fencepost.model.event import JobEvent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
     from typing import Any
 
     from fencepost.model.event import LeaseEvent
@@ -65,11 +67,14 @@ def is_heard() -> bool:
     Nor does one that logs and has not asked for so much: there an event of each run that goes well
     would cost as much as the run.
     """
-    if "logging" not in sys.modules:
-        return False
+    return "logging" in sys.modules and _hears_of_success()()
+
+
+@cache
+def _hears_of_success() -> Callable[[], bool]:
     import logging  # which somebody has loaded, or is about to
 
-    return logging.getLogger("fencepost").isEnabledFor(logging.INFO)
+    return partial(logging.getLogger("fencepost").isEnabledFor, logging.INFO)
 
 
 def log(event: LeaseEvent | JobEvent) -> None:

@@ -11,10 +11,10 @@ import pytest
 from faultlab import Puppet, boottime, fencepost, until, url_of, waiters
 from partylab import Party
 
-from fencepost.errors import LeaseHeld, LeaseLost, OutcomeUnknown
+from fencepost.errors import LeaseHeld, LeaseLost, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.acquire import acquire
 from fencepost.stores.sqlite import SqliteStore
-from fencepost.stores.sqlite_handover import read_wish
+from fencepost.stores.sqlite_handover import SqlitePlace, read_wish
 from fencepost.stores.sqlite_reserve import TokenReserve
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.board import Board, board_of
@@ -333,6 +333,53 @@ def test_a_lease_that_was_handed_over_is_renewed_and_given_back_like_any_other(
         assert second.ask("release") == "released True"
         with fp.lock("x"):
             pass
+
+
+def waits_in_vain(party: Party, error: type[Exception]) -> list[tuple[str, str]]:
+    """Wait for a moment, and return what is left to others to give back."""
+    abandoned: list[tuple[str, str]] = []
+    flow = acquire(
+        BlockingWorld(),
+        party.store,
+        ["x"],
+        holder=party.holder,
+        ttl=30,
+        wait=0.05,
+        abandon=lambda name, nonce: abandoned.append((name, nonce)),
+        handed=True,
+    )
+    with pytest.raises(error):
+        finish(flow)
+    return abandoned
+
+
+def test_who_is_told_at_last_who_has_it_leaves_nothing_to_give_back(
+    party: Callable[..., Party],
+) -> None:
+    first, second = party("a"), party("b")
+    first.acquire()
+    assert waits_in_vain(second, LeaseHeld) == []
+
+
+def test_what_was_handed_to_one_who_just_gives_up_and_is_not_answered_is_given_back(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = party("a"), party("b"), party("c")
+    token = first.acquire()
+    withdraw = SqlitePlace.withdraw
+
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("busy")
+
+    def too_late(place: SqlitePlace) -> None:
+        first.release(token)  # to the second, who hears nothing of it
+        monkeypatch.setattr(second.store, "acquire", away)
+        withdraw(place)
+
+    monkeypatch.setattr(SqlitePlace, "withdraw", too_late)
+    assert waits_in_vain(second, StoreUnavailable) == [("x", "b")]
+    assert third.join("y").seat.lock(), "and not with the pipe that the lease leans on"
+    assert first.acquire() > token
 
 
 def test_who_must_not_be_handed_anything_wishes_for_nothing(

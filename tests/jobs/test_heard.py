@@ -25,6 +25,29 @@ def test_a_log_that_wants_what_goes_well_has_it(
     assert any(record.message.startswith("completed job=job") for record in caplog.records)
 
 
+def test_a_log_that_is_set_up_later_hears_how_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def set_up() -> None:
+        caplog.set_level(logging.INFO, logger="fencepost")
+
+    with Fencepost(f"sqlite:///{tmp_path}/jobs.db") as fp:
+        fp.job("job")(set_up)
+        caplog.set_level(logging.WARNING, logger="fencepost")
+        fp.trigger("job", manual=True)
+        caplog.set_level(logging.WARNING, logger="fencepost")
+        with fp.lock("x"):
+            set_up()
+        caplog.set_level(logging.WARNING, logger="fencepost")
+        with fp.lock("y"):
+            pass
+    told = [record.message.split(" token=")[0] for record in caplog.records]
+    assert [line.split(" run_id=")[0] for line in told] == [
+        "completed job=job",
+        "lock_released name=x",
+    ]
+
+
 def test_nobody_hears_of_what_goes_well_where_only_warnings_are_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

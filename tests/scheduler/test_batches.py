@@ -129,6 +129,33 @@ def test_jobs_of_one_lock_that_are_due_together_run_one_at_a_time(tmp_path: Path
     lab.fp.close()
 
 
+@pytest.mark.parametrize("room", [1, 10])
+def test_a_live_slot_has_its_turn_before_a_later_one_of_its_lock_that_is_made_up(
+    tmp_path: Path, room: int
+) -> None:
+    clocks = Noon()
+    with Fencepost(url_of(tmp_path), clocks=clocks) as fp:
+        fp.job("a", every="1h", lock="one", lease="1d", overlap="skip")(lambda: None)
+        fp.job("b", every="1h", lock="one", lease="1d", catchup="all")(lambda: None)
+        fp.tick()
+        clocks.advance(3600)
+        ask = Ask(fp._scheduling.serving.want, "n1-", room, ())
+        ticked = finish(fp._working.ledger.planner.tick(ask))
+        assert [attempt_of(one).key.job for one in ticked.begun] == ["a"]
+        assert [note.what for note in ticked.notes] == []
+
+
+def test_what_is_remembered_of_another_attempt_is_not_the_answer_to_an_end(lab: Lab) -> None:
+    begun = lab.begun(10)
+    books = lab.ledger.books  # type: ignore[attr-defined]
+    for one in begun:
+        attempt = attempt_of(one)
+        books._begun[attempt.nonce] = lab.run(attempt.key.job)._replace(token=1, starts=7)
+    alone = finish(lab.ledger.finish(attempt_of(begun[0]), DONE))
+    answers = lab.tick(0, ends_of(begun[1:])).ended
+    assert [alone, *answers] == [lab.run(attempt_of(each).key.job) for each in begun]
+
+
 def test_an_end_that_nobody_expected_is_answered_beside_the_usual_ones(lab: Lab) -> None:
     begun = lab.begun(12)
     saved, cancelled, lost, *_ = map(attempt_of, begun)

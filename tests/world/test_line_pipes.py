@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +17,7 @@ from fencepost.world.blocking import BlockingWorld
 from fencepost.world.board import LONGEST_TEXT, Board, board_of
 from fencepost.world.flow import finish
 from fencepost.world.line import Line, LinePlace
-from fencepost.world.seat import put_away, sweep
+from fencepost.world.seat import Seat, lean_on, let_go, put_away, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,6 +224,131 @@ def test_a_wish_is_read_only_as_it_was_written(tmp_path: Path) -> None:
     assert board.read(slot, 5) == b""
 
 
+def grown(folder: str) -> Board:
+    """Have another process's board, with more slots than a board has at first."""
+    board = Board(folder)
+    for number in range(70):
+        board.claim(f"{number}", is_dead=lambda _: False)
+    return board
+
+
+def test_a_board_that_grew_elsewhere_and_was_removed_is_an_empty_one(tmp_path: Path) -> None:
+    board = Board(str(tmp_path))
+    grown(str(tmp_path))
+    os.unlink(tmp_path / "line-2")
+    assert board.tickets() == []
+    assert board.line(1) == []
+    board.withdraw(62, 5)  # a slot that we had before is still one
+
+
+def test_a_board_that_grew_elsewhere_has_a_slot_for_us(tmp_path: Path) -> None:
+    board = Board(str(tmp_path))
+    grown(str(tmp_path))
+    with alarm(5):  # to wait for our own lock would be for ever
+        assert board.claim("ours", is_dead=lambda _: False) == 70
+
+
+def test_a_board_that_cannot_be_mapped_anew_keeps_nobody_from_a_release(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(join(line))
+    grown(line.folder)
+    full(monkeypatch, Board, "_grown")
+    line.wake()
+    assert line.waiters() == []
+
+
+def test_a_folder_that_another_waiter_makes_first_is_as_good(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.isdir", lambda _: False)
+    os.mkdir(line.folder)
+    leave(join(line))
+
+
+@pytest.mark.parametrize("fault", ["listen", "sit", "mend"])
+def test_a_waiter_that_can_have_no_seat_naps_and_sits_down_when_it_can(
+    line: Line, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    place = join(line)
+    assert finish(place.turn(1.0))  # first in line: asked at once
+    if fault != "mend":
+        line.wake()
+        assert finish(place.turn(1.0))
+    if fault != "listen":
+        (pipe,) = pipes(line)
+        os.unlink(os.path.join(line.folder, pipe))
+    with monkeypatch.context() as patch:
+        full(patch, Seat, "listen" if fault == "listen" else "_make")
+        assert not finish(place.turn(0.01))
+        assert not finish(place.turn(0.01))
+        assert finish(place.first())
+    assert finish(place.turn(0.01)), "what it could not hear, it asks"
+    assert not finish(place.turn(0.01))
+    assert len(line.waiters()) == 1
+    line.wake()
+    assert finish(place.turn(1.0))
+    leave(place)
+
+
+def test_who_is_interrupted_when_it_has_what_was_handed_to_it_stands_in_no_line(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = join(line)
+    assert place.wish(b"the lease")
+    assert place.seat.lock()
+
+    def interrupted(seat: Seat, nonce: str) -> None:
+        lean_on(seat, nonce)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fencepost.world.line.lean_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        place.keep(place.seat, "nonce")
+    assert line.waiters() == []
+    leave(place, served=False)
+    let_go("nonce")  # which the keeper gives back
+    again = join(line)
+    assert len(line.waiters()) == 1
+    leave(again)
+
+
+def test_a_seat_is_not_used_again_while_something_may_lean_on_it(line: Line) -> None:
+    place = join(line)
+    assert place.wish(b"the lease")
+    place.withdraw()
+    (pipe,) = pipes(line)
+    leave(place, served=False)
+    again = join(line)
+    assert again.seat.name != pipe
+    leave(again)
+
+
+def full(patch: pytest.MonkeyPatch, owner: type, step: str) -> None:
+    """Let a step fail for want of a descriptor."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    patch.setattr(owner, step, fails)
+
+
+@contextmanager
+def alarm(within: int) -> Iterator[None]:
+    """Fail if it takes longer than so many seconds."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"not within {within} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(within)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_rubbish_on_the_board_harms_nobody(line: Line) -> None:
     leave(join(line))
     put_away(line.folder)
@@ -232,3 +359,5 @@ def test_rubbish_on_the_board_harms_nobody(line: Line) -> None:
     line.wake()
     assert isinstance(line.anybody(), bool)
     sweep(line.folder, keep=set())
+    with alarm(5):
+        leave(join(line))

@@ -122,8 +122,7 @@ class _Asking:
                 if place is None:
                     await self._world.sleep(min(left, pause * (0.5 + self._world.dice())))
                     pause = min(pause * 1.6, _LONGEST_PAUSE)
-            self._withdraw()
-            granted = await self.once()  # the last word: granted, or who has it
+            granted = await self._last_word()
             served = True
             return granted
         finally:
@@ -141,13 +140,20 @@ class _Asking:
         else:
             self.unsettled.discard(self._names[0])
 
-    def _withdraw(self) -> None:
-        """Be handed nothing any more, so that the next answer is the last word."""
+    async def _last_word(self) -> Granted:
+        """Be handed nothing any more, and ask: it is granted, or this is who has it.
+
+        Only that answer says that nothing was handed to us either, just before we withdrew.
+        """
         if self._open is not None:
             self._open.withdraw()
             self._open = None
+        try:
+            return await self.once()
+        except LeaseHeld:
             if not self._doubted:
-                self.unsettled.discard(self._names[0])
+                self.unsettled.clear()
+            raise
 
     async def _settle(self, name: str) -> Granted:
         """Ask until the store's answer is known, for as long as a grant could last."""

@@ -92,7 +92,7 @@ class AlarmCourse(Course):
         policy: AlarmPolicy,
         *,
         emit: Emit,
-        chatty: bool = True,
+        chatty: Callable[[], bool] | bool = True,
     ) -> None:
         record = claimed.record
         run = RunRecord(

@@ -81,10 +81,10 @@ class Course:
         hold: Hold,
         policy: Policy,
         *,
-        chatty: bool = True,
+        chatty: Callable[[], bool] | bool = True,
     ) -> None:
         self.run, self.hold, self.policy = run, hold, policy
-        self.chatty = chatty  # whether anybody listens to what goes well
+        self._chatty = chatty
         self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
         self.checkpoint = run.checkpoint
@@ -108,6 +108,12 @@ class Course:
         """Go on with an attempt that another process began, and that has ``left`` of its time."""
         self.adopted = True
         self.deadline = None if left is None else self._boottime() + left
+
+    @property
+    def chatty(self) -> bool:
+        """Whether anybody listens to what goes well: somebody may have begun to meanwhile."""
+        chatty = self._chatty
+        return chatty if isinstance(chatty, bool) else chatty()
 
     @property
     def items(self) -> str:

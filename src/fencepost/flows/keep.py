@@ -56,7 +56,7 @@ class Hold:
         ttl: float,
         max_hold: float | None,
         emit: Callable[[LeaseEvent], None],
-        chatty: bool = True,
+        chatty: Callable[[], bool] | bool = True,
     ) -> None:
         self.nonce, self.ttl, self._max_hold = nonce, ttl, max_hold
         self.released = granted is None  # there is nothing to give back yet
@@ -69,6 +69,7 @@ class Hold:
         self.pinned = 0.0
         self._slow = False
         self.ending = False  # its run is being ended: a renewal may well come too late
+        # Whether anybody listens to what goes well. Asked each time: somebody may begin to.
         self._emit, self._chatty = emit, chatty
         self._phase = Phase.HELD
         if granted is not None:
@@ -155,7 +156,8 @@ class Hold:
 
     def mention(self, what: str) -> None:
         """Emit an event that only those care about who listen to everything."""
-        if self._chatty:
+        chatty = self._chatty
+        if chatty is True or (chatty and chatty()):
             self.say(what)
 
     def _why_unproven(self, now: float) -> str:

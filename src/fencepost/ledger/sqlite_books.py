@@ -93,6 +93,11 @@ class SqliteBooks:
         if len(self._begun) > _MOST_BEGUN:
             del self._begun[next(iter(self._begun))]
 
+    def _begun_by(self, attempt: Attempt) -> RunRecord | None:
+        """Return the run as its claim left it, if that is in mind, and of this very attempt."""
+        begun = self._begun.get(attempt.nonce)
+        return begun if begun is not None and begun.token == attempt.token else None
+
     def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
         """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
         now = self._world.clocks.wall()
@@ -286,7 +291,7 @@ class SqliteBooks:
 
         What nobody but this attempt could change is not read again: it is as the claim left it.
         """
-        begun = self._begun.get(attempt.nonce)
+        begun = self._begun_by(attempt)
         if begun is None:
             return None
         now = self._world.clocks.wall()
@@ -317,7 +322,7 @@ class SqliteBooks:
             for number, end in enumerate(ends)
             if end.settled.state.terminal
             and end.report == NOTHING
-            and (begun := self._begun.get(end.attempt.nonce)) is not None
+            and (begun := self._begun_by(end.attempt)) is not None
         ]
         found = self._batches.finish(db, [(end, begun) for _, end, begun in usual])
         for (number, _, _), run in zip(usual, found, strict=True):

@@ -60,6 +60,7 @@ class _Tick:
         self._asked = self._past_room = self._unknown = 0
         self._left: Place | None = None
         self._batch: list[tuple[JobRecord, Plan, Want]] = []  # to be claimed at once
+        self._batch_locks: set[str] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}  # of what is due alike
 
     def carried_out(self) -> Ticked:
@@ -305,7 +306,12 @@ class _Tick:
             return  # somebody else knows the job, or it will be an orphan
         if self._is_usual(planned, want):
             self._batch.append((job, planned, want))
-        elif self._claim_slot(job, want):
+            self._batch_locks.add(want.lock)
+            return
+        if want.lock in self._batch_locks:  # who was due before us has its turn before us
+            self._claim_batch()
+            want = want._replace(room=self._room_for(want))
+        if self._claim_slot(job, want):
             self._decided(job, planned)
 
     def _is_usual(self, planned: Plan, want: Want) -> bool:
@@ -318,6 +324,7 @@ class _Tick:
     def _claim_batch(self) -> None:
         """Claim what was gathered; what cannot be had just so is decided one by one."""
         batch, self._batch = self._batch, []
+        self._batch_locks.clear()
         slots = [
             Due(want, planned.watermark, planned.next_due, planned.owed)
             for _, planned, want in batch

@@ -125,12 +125,14 @@ class Board:
     def claim(self, pipe: str, *, is_dead: Callable[[str], bool]) -> int:
         """Have a slot of one's own: a free one, else a dead process's, else a new one."""
         with self._alone() as fd:
-            slots = range(len(self.tickets()))
+            if self._words[_COUNT] > self._capacity:
+                self._map(fd, least=self._size)  # not _grown, which would wait for our own lock
+            slots = range(min(self._words[_COUNT], self._capacity))
             slot = next((slot for slot in slots if not self.pipe(slot)), len(slots))
             if slot >= self._capacity:
                 slot = next((slot for slot in slots if is_dead(self.pipe(slot))), slot)
             if slot >= self._capacity:
-                self._map(fd, least=2 * (self._capacity + 1) * _SLOT)
+                self._map(fd, least=2 * self._size)
             self._words[(slot + 1) * _WORDS + 1] = 0
             self._name(slot, pipe)
             self._words[_COUNT] = max(len(slots), slot + 1)
@@ -154,8 +156,12 @@ class Board:
     def _grown(self) -> int:
         """Map the file that others have made larger; return how many of its slots are in use."""
         with self._alone() as fd:
-            self._map(fd, least=0)
+            self._map(fd, least=self._size)  # perhaps it was removed, and is a new one
         return min(self._words[_COUNT], self._capacity)
+
+    @property
+    def _size(self) -> int:
+        return (self._capacity + 1) * _SLOT
 
     def _name(self, slot: int, pipe: str) -> None:
         start = (slot + 1) * _SLOT + _PIPE

@@ -84,9 +84,10 @@ class Line:
         """
         try:
             board = board_of(self.folder)
+            waiters = board.line(self.key)
         except OSError:
             return None
-        for waiter in board.line(self.key):
+        for waiter in waiters:
             if before is not None and waiter >= before:
                 return None
             ticket, slot = waiter
@@ -113,6 +114,7 @@ class LinePlace:
         self.world, self._line = world, line
         self._ticket = 0
         self._wish = b""  # what others may hand to us
+        self._wished = False  # something may lean on our seat, also after we have withdrawn
         self._is_next = False  # found so when we joined
 
     @classmethod
@@ -136,27 +138,33 @@ class LinePlace:
 
     def wish(self, text: bytes) -> bool:
         """Say what others may hand to us, and where; say whether there was room for it."""
-        self._wish = text
+        self._wish, self._wished = text, True
         return self._write_wish()
 
     async def turn(self, patience: float) -> bool:
-        """Wait until we are first or are called, at most ``patience`` seconds; say whether so."""
+        """Wait until we are first or are called, at most ``patience`` seconds; say whether so.
+
+        Who can have no seat, for want of a folder or of descriptors, only naps.
+        """
         if self._is_next:
             self._is_next = False
             return True
-        seat = self.seat
-        if seat.deaf:
+        seat, nap = self._seat, min(patience, LONGEST_NAP)
+        if seat is None or seat.deaf:
             # We came too early, or too late. While we asked we could not hear: so ask once more.
-            self.listen()
-            return True
-        seat.deaf = await self.world.readable(seat.fd, min(patience, LONGEST_NAP))
+            if self._listen():
+                return True
+            await self.world.sleep(nap)
+            return False
+        seat.deaf = await self.world.readable(seat.fd, nap)
         if not seat.deaf:
             self._mend()
         return seat.deaf
 
     async def first(self) -> bool:
         """Say whether nobody alive stands before us."""
-        return not await self.world.call(self._line.anybody_before, (self._ticket, self.seat.slot))
+        slot = -1 if self._seat is None else self._seat.slot
+        return not await self.world.call(self._line.anybody_before, (self._ticket, slot))
 
     def withdraw(self) -> None:
         """Have nothing handed to us any more, except by those who are about to do so."""
@@ -166,9 +174,10 @@ class LinePlace:
 
     def keep(self, seat: Seat, nonce: str) -> None:
         """Leave the line with what was handed to us: our seat is what it leans on."""
-        self._seat = None
-        lean_on(seat, nonce)
+        # In this order: a signal may come in between, and then we leave once more.
         seat.board.withdraw(seat.slot, self._ticket)
+        lean_on(seat, nonce)
+        self._seat = None
 
     async def leave(self, *, served: bool) -> None:
         """Leave the line. Who leaves without the lease passes on the call it may have got."""
@@ -191,25 +200,40 @@ class LinePlace:
         seat = self.seat
         text = b"%b\n%b\n%b" % (self._wish, seat.name.encode(), seat.inode.encode())
         if len(text) > LONGEST_TEXT:
-            self._wish = b""
+            self._wish, self._wished = b"", False
             return False
         seat.board.write(seat.slot, text)
         return True
 
-    def listen(self) -> None:
-        """Hear what is called from now on."""
+    def _listen(self) -> bool:
+        """Hear what is called from now on; say whether we do."""
         try:
-            self.seat.listen()
+            if self._seat is None:
+                self._sit()
+            else:
+                self._seat.listen()
         except FileNotFoundError:  # somebody removed it; to listen to the dead one would be to spin
-            self.seat.close()
+            return self._move()
+        except OSError:
+            return False
+        return True
+
+    def _move(self) -> bool:
+        """Find a new seat, with the old ticket; say whether there was one."""
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            seat.close()
+        try:
             self._sit()
+        except OSError:
+            return False
+        return True
 
     def _mend(self) -> None:
-        """Find a new seat, with the old ticket, if nobody could call us at the one we have."""
+        """Find a new seat if nobody could call us at the one we have."""
         seat = self.seat
         if not (seat.is_fit() and seat.is_there()):
-            seat.close()
-            self._sit()
+            self._move()
         elif seat.board.ticket(seat.slot) != self._ticket:
             # Somebody took us for the one who died at this slot before us.
             seat.board.stand(seat.slot, self._line.key, self._ticket)
@@ -219,7 +243,7 @@ class LinePlace:
         if seat is None or seat.fd < 0:
             return  # never came so far as to have a place, or it is that of a parent process
         seat.board.withdraw(seat.slot, self._ticket)
-        if served or not self._wish:
+        if served or not self._wished:
             put_by(seat)
         else:
             # Something may be on its way to us. Whoever finds it must find our pipe too, unlocked:

@@ -17,6 +17,7 @@ import errno
 import os
 import select
 import weakref
+from contextlib import suppress
 
 from fencepost.world.board import board_of, forget_board
 from fencepost.world.pulse import inode_of
@@ -52,7 +53,8 @@ class Seat:
 
     def __init__(self, folder: str, *, nonce: str) -> None:
         if not os.path.isdir(folder):  # not its parents: no database, no line
-            os.mkdir(folder)
+            with suppress(FileExistsError):  # another waiter was quicker
+                os.mkdir(folder)
         self.folder, self.name = folder, nonce + _SUFFIX
         self.deaf = False  # a call was heard, after which the pipe hears nothing more
         self.locked = False
@@ -123,6 +125,7 @@ class Seat:
             if fd >= 0:
                 os.close(fd)
         self.fd = self.lock_fd = -1
+        self.locked = False
         _seats.discard(self)
 
     def close(self, *, remove: bool = True) -> None:
@@ -186,7 +189,9 @@ def has_spare(folder: str) -> bool:
 
 
 def put_by(seat: Seat) -> None:
-    """Keep a seat for a later wait, unless there are plenty."""
+    """Keep a seat for a later wait, unless there are plenty, or it was closed meanwhile."""
+    if seat.fd < 0:
+        return
     seat.unlock()
     spares = _spares.setdefault(seat.folder, [])
     if len(spares) < _MOST_SPARES:
