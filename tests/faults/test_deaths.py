@@ -180,7 +180,7 @@ def test_those_who_died_leave_no_files_once_their_leases_were_taken_over(tmp_pat
     with fencepost(url) as fp, fp.lock("x"):
         pulses = [f for f in (tmp_path / "leases.db-live").iterdir() if f.suffix == ".pulse"]
         assert pulses == [pulse_of(tmp_path, "x")]
-    assert os.listdir(tmp_path / "leases.db-live") == ["line"]
+    assert os.listdir(tmp_path / "leases.db-live") == ["line-2"]
 
 
 def test_a_swept_folder_keeps_the_pulses_that_leases_lean_on(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class Proxy:
         self._loop.close()
 
     @property
+    def connections(self) -> int:
+        """How many connections go through it now."""
+        return len(self._pairs)
+
+    @property
     def mode(self) -> str:
         """What happens to bytes now."""
         return self._mode
@@ -72,10 +78,13 @@ class Proxy:
         self.mode = "hole_down"
 
     def reset(self) -> None:
-        """Cut every connection, on both sides, at once."""
-        done = threading.Event()
+        """Cut every connection, on both sides; both know of it when this returns."""
+        cut, done = set(self._pairs), threading.Event()
         self._loop.call_soon_threadsafe(self._reset, done)
         done.wait(10)
+        give_up = time.monotonic() + 10
+        while cut & self._pairs and time.monotonic() < give_up:
+            time.sleep(0.001)
 
     # In the thread of the loop.
 
@@ -94,6 +103,7 @@ class Proxy:
                 with contextlib.suppress(OSError):  # it is closed already
                     wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
                 writer.transport.abort()
+        self._wake()  # who waits at a hole has nothing to wait for any more
         if done is not None:
             done.set()
 

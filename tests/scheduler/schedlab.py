@@ -60,6 +60,7 @@ class Member:
         words = [sys.executable, str(PROGRAM), url_of(folder), str(folder), mode]
         self.process = subprocess.Popen([*words, json.dumps(options)], start_new_session=True)
         self.pid = self.process.pid
+        self._asked = False
 
     def kill(self) -> None:
         self.process.kill()
@@ -72,7 +73,18 @@ class Member:
         self.process.send_signal(signal.SIGCONT)
 
     def ask_to_stop(self) -> None:
+        """Send SIGTERM; the first time only once there is somebody who hears it."""
+        if not self._asked:
+            until(lambda: self.heeds or not self.alive)
+        self._asked = True
         self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def heeds(self) -> bool:
+        """Whether it has a handler for SIGTERM by now."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(int(caught.split()[1], 16) & 1 << (signal.SIGTERM - 1))
 
     def ended(self, *, within: float = PATIENCE) -> int:
         return self.process.wait(within)

@@ -13,8 +13,8 @@ def main(url: str, name: str, ttl: str) -> None:
     boottime = SystemClocks().boottime
     with Fencepost(url) as fp:
         lease = fp.lock(name, ttl=ttl).acquire()
+        believed = boottime()  # before anybody, told of the grant, can stop us
         print(f"granted {lease.token}", flush=True)
-        believed = boottime()
         while True:
             now = boottime()  # before it is asked: what is believed after this is believed at it
             try:

@@ -184,6 +184,10 @@ def test_connections_that_ended_while_nobody_used_them_harm_nobody(database: str
             f"SELECT id FROM information_schema.processlist WHERE db = '{database}'"
         ):
             shared(MariaDB).run(f"KILL {number}")
+        give_up = time.monotonic() + 30
+        while proxy.connections:  # until the client could know
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
         finish(store.release("x", nonce=asking.nonce, token=token))
 
 

@@ -157,7 +157,7 @@ def test_a_request_that_was_swallowed_did_not_happen_and_nobody_claims_it_did(
 def test_a_connection_that_goes_nowhere_ends_with_the_timeout(
     server: Seaweed, proxy: Proxy
 ) -> None:
-    store = opened(server, proxy, timeout="1s")
+    store = opened(server, proxy, timeout="3s")
     token = take(store)
     proxy.mode = "hole"
     began = time.monotonic()
@@ -165,7 +165,7 @@ def test_a_connection_that_goes_nowhere_ends_with_the_timeout(
         finish(store.renew("job", nonce="n1", token=token, ttl=TTL))
     with pytest.raises(StoreUnavailable):
         finish(store.peek("job"))
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 12.0
     proxy.mode = "pass"
     proxy.reset()
     finish(store.renew("job", nonce="n1", token=token, ttl=TTL))

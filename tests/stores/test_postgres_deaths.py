@@ -9,16 +9,23 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pytest
 from postgres_kit import Believer, boottime, fresh, granted, pooler, store_at
 
 from fencepost import Fencepost, LeaseHeld
+from fencepost.stores.postgres_rows import RENEW, lease_key
 from fencepost.world.flow import finish
 from fencepost.world.postgres_pulse import GRACE, pulse_on
 from proxy import Proxy
 from servers import Postgres, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepost.stores.postgres import PostgresStore
+    from fencepost.world.postgres_pulse import Pulse
 
 CROWD = Path(__file__).with_name("postgres_crowd_program.py")
 
@@ -253,3 +260,55 @@ class Member:
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+# The grace of a row is what its holder goes by.
+
+
+def pulse_of(store: PostgresStore) -> Pulse:
+    return pulse_on(store.db.address.attempts)
+
+
+@pytest.fixture
+def store() -> Iterator[PostgresStore]:
+    """Return a store whose pulse no other test shares."""
+    store = store_at(f"{shared(Postgres).url()}?application_name={fresh()}")
+    yield store
+    finish(store.close())
+
+
+def test_the_grace_of_a_lease_shrinks_only_when_it_is_granted_anew(store: PostgresStore) -> None:
+    name, pulse = fresh(), pulse_of(store)
+    holder, grant = granted(store, name)
+
+    def renewed() -> float:
+        lean = pulse.leases[holder.nonce]
+        pulse.leases[holder.nonce] = lean._replace(ends=boottime() + 1)  # time to write
+        return finish(store.renew(name, nonce=holder.nonce, token=grant.token, ttl=30.0)).ttl
+
+    late = {
+        "key": lease_key(store.namespace, name),
+        "nonce": holder.nonce,
+        "token": grant.token,
+        "ttl_us": 30_000_000,
+        "pulse": pulse.key,
+        "grace_us": int(GRACE * 1e6),
+    }
+    pulse.heed(1.0, now=boottime())
+    assert renewed() == grace_of(name) == 4.0
+    assert store.db.ask(RENEW, late).count == 1  # a renewal from before was on its way for long
+    assert grace_of(name) == 4.0
+    pulse.grace = GRACE  # as after a minute of calm
+    assert renewed() == grace_of(name) == 4.0
+    finish(store.release(name, nonce=holder.nonce, token=grant.token))
+    granted(store, name)
+    assert grace_of(name) == pytest.approx(GRACE)
+
+
+def test_after_a_late_renewal_a_lease_is_proven_again_and_not_written(store: PostgresStore) -> None:
+    name = fresh()
+    pulse_of(store).heed(0.40430652, now=boottime())  # four times that is no whole microsecond
+    holder, grant = granted(store, name)
+    for _ in range(3):
+        finish(store.renew(name, nonce=holder.nonce, token=grant.token, ttl=30.0))
+    assert shared(Postgres).run(f"SELECT beat FROM fencepost_lease WHERE name = '{name}'") == [(0,)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+import traceback
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -86,6 +88,29 @@ def test_a_malformed_escape_in_a_password_is_told_without_it() -> None:
         store_at(f"postgresql://a:%zz{SECRET}@h/x")
     assert SECRET not in repr(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("sign", "/?#[@,:%")
+@pytest.mark.parametrize("first", ["12", "sesame"])
+def test_of_a_password_that_is_not_escaped_nothing_is_shown(first: str, sign: str) -> None:
+    url = f"postgresql://user:{first}{sign}xyzzy=plugh@127.0.0.1:1/x"
+    with pytest.raises((BadUrl, StoreUnavailable)) as caught:
+        granted(store_at(url))
+    if sign in "/?@":
+        assert caught.type is BadUrl
+        assert "%-escaped" in str(caught.value)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not re.search("sesame|xyzzy|plugh", shown)
+
+
+def test_a_port_that_is_no_number_is_told() -> None:
+    with pytest.raises(BadUrl, match="cannot be read"):
+        store_at("postgresql://h/x?port=first")
+
+
+def test_signs_that_are_escaped_may_be_part_of_a_name() -> None:
+    assert store_at("postgresql://a%40b:c%2Fd@h:1,[::1]:2/x%40y").db.where == "h:1,::1:2/x@y"
+    assert store_at("postgresql://h:1/x?user=a@b").db.where == "h:1/x"
 
 
 def test_a_read_only_server_is_refused() -> None:

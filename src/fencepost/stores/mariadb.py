@@ -71,7 +71,7 @@ def read_address(address: str) -> Address:
         raise BadUrl(
             f"a MariaDB URL cannot be read{hidden}; write mariadb://user:password@host:3306/database"
             " with special characters as %XX"
-        ) from error
+        ) from None  # the cause may quote the password
     host, database = parts.hostname or "", unquote(parts.path[1:])
     if not database or "/" in database:
         raise BadUrl(f"the URL of {host or 'a MariaDB'} names no database: write …@host/database")

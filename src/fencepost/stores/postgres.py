@@ -27,7 +27,7 @@ from fencepost.model.lease import (
 from fencepost.model.name import well_formed
 from fencepost.stores import postgres_rows as sql
 from fencepost.stores.api import Capabilities
-from fencepost.stores.postgres_place import PostgresPlace
+from fencepost.stores.postgres_place import PostgresPlace, our_place
 from fencepost.stores.postgres_schema import LEASE_STEPS, LEASES, bring_up_to_date
 from fencepost.world.postgres import PATIENCE, Cut, Postgres, Refusal, ends_after, read_address
 from fencepost.world.postgres_line import seats_at
@@ -63,7 +63,7 @@ class PostgresStore:
         self._world, self.namespace = world, namespace
         self.db = Postgres(address, set_up=self._set_up)
         self._pulse, self._seats = pulse_on(address.attempts), seats_at(address.attempts)
-        self._places: dict[str, list[PostgresPlace]] = {}
+        self._places: set[PostgresPlace] = set()
         self._let_go: set[str] = set()  # leases that were released here, and not asked for since
         self._doubtful = False  # the last renewal was not answered
 
@@ -94,7 +94,7 @@ class PostgresStore:
         boottime = self._world.clocks.boottime
         began = boottime()
         for _ in range(_MOST_RACES):
-            found = await self._world.call(self._ask, name, holder, ttl)
+            found = await self._world.call(self._ask, name, holder, ttl, self._called(name))
             if isinstance(found, Grant):
                 return found
             if found is not None:
@@ -136,9 +136,9 @@ class PostgresStore:
         seat = await self._world.call(self._sit, name)
         if seat is None:
             return None
-        places = self._places.setdefault(name, [])
-        place = PostgresPlace(self._world, self._seats, seat, gone=places.remove)
-        places.append(place)
+        gone = self._places.discard
+        place = PostgresPlace(self._world, self._seats, seat, name=name, gone=gone)
+        self._places.add(place)
         return place
 
     async def examine(self) -> list[Symptom]:
@@ -158,12 +158,13 @@ class PostgresStore:
 
     # What runs behind the door.
 
-    def _ask(self, name: str, holder: Holder, ttl: float) -> Grant | sql.Row | None:
+    def _ask(
+        self, name: str, holder: Holder, ttl: float, place: PostgresPlace | None
+    ) -> Grant | sql.Row | None:
         """Return a grant; or a lease whose pulse is silent; or None after a lost race."""
         pulse = self._beat(ttl)
         sent = self._world.clocks.boottime()
         values = self._wished(name, holder, ttl, pulse)
-        place = self._called(name)
         if place is not None and not place.called:
             place.called = True
             rows = self._on_seat(place.seat, sql.GRANT_IN_TURN, values)
@@ -245,7 +246,8 @@ class PostgresStore:
         pulse = self._beat(ttl)
         if lean is not None:
             grace = self._pulse.heed(sent - lean.proven, now=sent)
-            if pulse and lean.ends - sent > lean.ttl * 2 / 3 and lean.grace >= grace:
+            lasts = lean.ends - sent > lean.ttl * 2 / 3 and sql.us(lean.grace) >= sql.us(grace)
+            if pulse and lasts:
                 proven = self._ask_in_time(sql.PROVE, ours | {"pulse": pulse}, ttl, changes=False)
                 if proven and proven[0][0]:
                     self._pulse.leases[nonce] = lean._replace(proven=sent)
@@ -361,13 +363,11 @@ class PostgresStore:
         return view(row.record, held=held, expires_in=remains, alive=alive)
 
     def _called(self, name: str) -> PostgresPlace | None:
-        """Return the place of this store that the server has called, if it has called one."""
-        places = self._places.get(name)
-        if places:
-            for place in list(places):
-                if place.in_turn and not place.granted_to:
-                    return place
-        return None
+        """Return the place at which whoever asks was waiting, if the server has called it."""
+        place = our_place()
+        if place is None or place not in self._places or place.name != name:
+            return None
+        return place if place.in_turn else None
 
     def _beat(self, ttl: float) -> int:
         """Return the pulse that a lease of this ttl leans on; 0 if on none."""

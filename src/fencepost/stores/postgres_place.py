@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,16 +16,34 @@ _NAP = 0.2
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 
 
+# Where this thread or task stands in line. A place is for whoever waits at it, because its session
+# is for one thread at a time.
+_ours: ContextVar[PostgresPlace | None] = ContextVar("fencepost_postgres_place", default=None)
+
+
+def our_place() -> PostgresPlace | None:
+    """Return the place at which this thread or task waits."""
+    return _ours.get()
+
+
 class PostgresPlace:
-    """A place in the line for one lease."""
+    """A place in the line for one lease, taken by the thread or task that makes it."""
 
     def __init__(
-        self, world: World, seats: Seats, seat: Seat, *, gone: Callable[[PostgresPlace], None]
+        self,
+        world: World,
+        seats: Seats,
+        seat: Seat,
+        *,
+        name: str,
+        gone: Callable[[PostgresPlace], None],
     ) -> None:
         self._world, self._seats, self.seat, self._gone = world, seats, seat, gone
+        self.name = name
         self._pause = _FIRST_PAUSE
         self.called = False  # it has asked, and the answer was no
         self.granted_to = ""  # the nonce that the lease was granted to in this turn
+        _ours.set(self)
 
     @property
     def in_turn(self) -> bool:
@@ -48,6 +68,8 @@ class PostgresPlace:
     async def leave(self, *, served: bool) -> None:
         """Leave, or keep the turn until the lease is released."""
         self._gone(self)
+        if _ours.get() is self:
+            _ours.set(None)
         if served and self.granted_to and self.in_turn:
             self._seats.keep(self.granted_to, self.seat)
         else:

@@ -94,12 +94,14 @@ SELECT NULL, NULL, NULL, json_build_array({_COLUMNS})::text
 # The same for whoever's turn it is. It waits for the release that is about to commit.
 GRANT_IN_TURN = Statement(f"{_GIVE}{_TO_THE_NEXT}")
 
-# What this nonce was granted already: its end moves, as it does when it is renewed.
+# What this nonce was granted already: its end moves, as it does when it is renewed. Its grace never
+# shrinks before the next grant: its holder may still go by the longer one, and a renewal may arrive
+# after a later one.
 ADOPT = RENEW = Statement(f"""
 UPDATE {{schema}}.fencepost_lease AS lease
    SET expires_us = {NOW} + :ttl_us::bigint, ttl_us = :ttl_us::bigint, beat = lease.beat + 1,
        pulse = {_PULSE}, pulse_nonce = lease.nonce, server_us = {SERVER},
-       grace_us = :grace_us::bigint
+       grace_us = greatest(lease.grace_us, :grace_us::bigint)
  WHERE lease.key = :key AND lease.nonce = :nonce AND lease.token = :token AND lease.held
    AND lease.expires_us > {NOW}
 RETURNING lease.token, lease.pulse, lease.grace_us""")
@@ -208,4 +210,4 @@ def line_key(schema: str, namespace: str, name: str) -> int:
 
 def us(seconds: float) -> int:
     """Return seconds as the server keeps them: in whole microseconds."""
-    return int(seconds * 1e6)
+    return round(seconds * 1e6)

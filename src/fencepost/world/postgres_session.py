@@ -102,10 +102,16 @@ class Session:
         return self._conn.server_version
 
     def is_stale(self) -> bool:
-        """Say whether the server has closed, or is about to close, a session that was idle."""
+        """Say whether the server has closed, or is about to close, a session that was idle.
+
+        Any thread may ask.
+        """
         # An idle session has nothing to say but that it ends. (Or that a setting of the server was
         # changed: to open another one then costs nobody anything.)
-        return bool(self._reads.poll(0))
+        try:
+            return self.broken or bool(_poller(self._conn.socket).poll(0))
+        except Error:  # another thread has just closed it
+            return True
 
     def ask(self, statement: Statement, values: Values = (), *, end: float) -> Answer:
         """Send one statement and return its answer, by ``end`` on the monotonic clock.

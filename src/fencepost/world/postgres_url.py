@@ -25,6 +25,10 @@ _DEFAULTS = {
 }
 _OURS = ("schema", "advisory")
 _CHOICES = ("auto", "on", "off")
+_UNREADABLE = (
+    "the postgresql:// URL cannot be read: write postgresql://user@host:5432/database, with "
+    "special characters of the password %-escaped"
+)
 
 
 class Address(NamedTuple):
@@ -44,6 +48,8 @@ class Address(NamedTuple):
 def read_address(address: str) -> Address:
     """Read what follows ``postgresql://``; raise ``BadUrl`` if it cannot be an address."""
     place, _, query = address.partition("?")
+    if _has_a_torn_password(place):
+        raise BadUrl(_UNREADABLE)
     given = parse_qsl(query, keep_blank_values=True)
     ours = {name: value for name, value in given if name in _OURS}
     theirs = urlencode([(name, value) for name, value in given if name not in _OURS])
@@ -57,28 +63,39 @@ def read_address(address: str) -> Address:
     return Address(_attempts(parts), _shown(parts), schema, advisory)
 
 
+def _has_a_torn_password(place: str) -> bool:
+    """Say whether a sign that should be escaped ended the password before its end.
+
+    Then an @ comes too late, or what stands where a port should is no number.
+    """
+    netloc, _, database = place.partition("/")
+    user, at, hosts = netloc.partition("@")
+    if "@" in hosts or "@" in database:
+        return True
+    hosts = hosts if at else user
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts.split(",")]
+    return not all(port.isdecimal() for port in ports if port)
+
+
 def _parts(url: str) -> dict[str, str]:
     try:
         found = conninfo_to_dict(url)
     except ProgrammingError as error:
-        raise BadUrl(_why_unreadable(str(error))) from None  # the cause may quote the password
+        raise BadUrl(_why_unreadable(str(error), url)) from None  # the cause may quote the password
     return _DEFAULTS | {name: str(value) for name, value in found.items() if value is not None}
 
 
-def _why_unreadable(said: str) -> str:
-    """Return what is wrong with a URL, without the piece of it that libpq quotes."""
+def _why_unreadable(said: str, url: str) -> str:
+    """Return what is wrong with a URL, without a piece of it that may be one of the password."""
     unknown = re.search(r'invalid URI query parameter: "(\w+)"', said)
-    if unknown:
+    if unknown and "%40" not in url.partition("?")[2]:
         return (
             f"the postgresql:// URL has an option {unknown[1]!r} that neither libpq nor fencepost "
             f"knows: ours are {' and '.join(_OURS)}"
         )
     if "percent" in said:
         return "the postgresql:// URL has a malformed %-escape: write '%25' for a percent sign"
-    return (
-        "the postgresql:// URL cannot be read: write postgresql://user@host:5432/database, with "
-        "special characters of the password %-escaped"
-    )
+    return _UNREADABLE
 
 
 def _attempts(parts: dict[str, str]) -> tuple[str, ...]:
@@ -87,6 +104,8 @@ def _attempts(parts: dict[str, str]) -> tuple[str, ...]:
     ports = parts.get("port", "").split(",")
     if len(ports) not in (1, len(hosts)):
         raise BadUrl(f"the postgresql:// URL has {len(hosts)} hosts and {len(ports)} ports")
+    if not all(port.isdecimal() for port in ports if port):
+        raise BadUrl(_UNREADABLE)
     ports = ports * len(hosts) if len(ports) == 1 else ports
     rest = {name: value for name, value in parts.items() if name not in ("host", "port")}
     found = []
