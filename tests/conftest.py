@@ -6,10 +6,16 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from hypothesis import settings
+
 if TYPE_CHECKING:
     import pytest
 
 pytest_plugins = ["fence_fixtures"]
+
+# A busy machine is no counter-example.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 # Who is started in the background ignores these, and so do its children; our tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

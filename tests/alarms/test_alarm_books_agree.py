@@ -282,7 +282,7 @@ def test_sqlite_keeps_alarms_like_the_reference(program: list[tuple[object, ...]
     agreed(*program)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(commands, min_size=20, max_size=60))
 def test_postgres_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
     agreed_on_a_server(*program)

@@ -340,7 +340,7 @@ def test_sqlite_plans_like_the_reference(
     agreed(first, *program)
 
 
-@settings(max_examples=EXAMPLES // 3, deadline=None)
+@settings(max_examples=EXAMPLES // 6, deadline=None)
 @given(first, st.lists(commands, min_size=20, max_size=60))
 def test_postgres_plans_like_the_reference(
     first: tuple[object, ...], program: list[tuple[object, ...]]

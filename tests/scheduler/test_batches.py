@@ -191,3 +191,12 @@ def test_what_was_reported_along_with_an_end_is_kept(lab: Lab) -> None:
 def test_an_ended_attempt_frees_its_lease_by_the_batch_too(lab: Lab) -> None:
     lab.tick(0, ends_of(lab.begun(30)))
     assert finish(lab.fp._holding.locks()) == []
+
+
+def test_of_two_ends_of_one_attempt_the_first_word_counts(lab: Lab) -> None:
+    one, *_ = lab.begun(10)
+    again = End(attempt_of(one), Settled(State.WAITING_RETRY, "error", 20.0, error="Oops"), NOTHING)
+    first, second = lab.tick(0, [again, *ends_of([one])]).ended
+    assert isinstance(first, RunRecord)
+    assert first.state is State.WAITING_RETRY
+    assert isinstance(second, RunLost)

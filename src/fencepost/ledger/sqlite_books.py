@@ -6,6 +6,8 @@ answer to a stale writer is returned, so that the record of it stays.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from fencepost.errors import LeaseLost, RunLost, UnknownRun
 from fencepost.ledger import sqlite_rows as sql
 from fencepost.ledger.api import NOTHING
@@ -317,11 +319,14 @@ class SqliteBooks:
     def finish_all(self, db: Connection, ends: Sequence[End]) -> list[RunRecord | None]:
         """End attempts by the batch, of which that is all there is to it; None for the others."""
         ended: list[RunRecord | None] = [None] * len(ends)
+        # Of an attempt that is said to have ended twice, the first word counts: one by one.
+        told = Counter(end.attempt.nonce for end in ends)
         usual = [
             (number, end, begun)
             for number, end in enumerate(ends)
             if end.settled.state.terminal
             and end.report == NOTHING
+            and told[end.attempt.nonce] == 1
             and (begun := self._begun_by(end.attempt)) is not None
         ]
         found = self._batches.finish(db, [(end, begun) for _, end, begun in usual])
