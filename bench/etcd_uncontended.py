@@ -2,7 +2,8 @@
 
 The floor is one connection of the standard library that creates a key if it is absent, and deletes
 it if it has not changed: no lease, no record, no token. Below it, the requests of one acquire and
-release are counted, and what the steps cost that we leave out.
+release are counted, and what the steps cost that we leave out. Then come the locks of other
+libraries, in processes of their own.
 
     python bench/etcd_uncontended.py [--quick]
 """
@@ -18,6 +19,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import harness
+import lock_peers
+import peers
 from fencepost import Fencepost
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests", "kit"))
@@ -43,6 +46,11 @@ def main() -> None:
         harness.in_turn(sides, rounds=1, per_round=100)
         medians = harness.in_turn(sides, rounds=10 if quick else 40, per_round=20 if quick else 40)
         requests = counted(fp)
+        kinds = (lock_peers.ETCD, peers.LOCKS), (lock_peers.ETCD3, peers.ETCD3)
+        with lock_peers.crews(server.port, *kinds) as others:
+            beside = lock_peers.compared(
+                sides[OURS], others, rounds=15 if quick else 60, per_round=8
+            )
     ratio = harness.ratios(medians[OURS], medians[FLOOR])
     rows: list[harness.Row] = [
         {"ms per operation": name, "median (quartiles)": harness.Spread.of(ms(times))}
@@ -57,6 +65,7 @@ def main() -> None:
         target=TARGET.judged(ratio.median),
         ms={name: harness.Spread.of(ms(times)).median for name, times in medians.items()},
         requests=requests,
+        peers=lock_peers.table("Beside other libraries, on etcd", beside),
     )
 
 

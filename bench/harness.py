@@ -91,12 +91,17 @@ def in_turn(
 
 
 class Crew:
-    """Processes that do the same work at the same time, each asked by one line of JSON."""
+    """Processes that do the same work at the same time, each asked by one line of JSON.
 
-    def __init__(self, script: str, *arguments: str, count: int) -> None:
+    ``words`` start a member that is not this script of ours: a peer.
+    """
+
+    def __init__(
+        self, script: str, *arguments: str, count: int, words: Sequence[str] | None = None
+    ) -> None:
         self._members = [
             subprocess.Popen(
-                [sys.executable, script, "--worker", *arguments],
+                [*(words or (sys.executable, script, "--worker")), *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -111,6 +116,10 @@ class Crew:
             assert member.stdin is not None
             member.stdin.write(text)
             member.stdin.flush()
+        return self.hear()
+
+    def hear(self) -> list[Any]:
+        """Collect what each has to say, unasked."""
         return [self._answer(member) for member in self._members]
 
     def close(self) -> None:
@@ -124,13 +133,12 @@ class Crew:
             member.stdout.close()
 
     @staticmethod
-    def _answer(member: subprocess.Popen[str]) -> dict[str, Any]:
+    def _answer(member: subprocess.Popen[str]) -> Any:
         assert member.stdout is not None
         text = member.stdout.readline()
         if not text:
             raise RuntimeError(f"a worker ended with code {member.wait()}: {member.args!r}")
-        answer: dict[str, Any] = json.loads(text)
-        return answer
+        return json.loads(text)
 
 
 def serve(work: Callable[..., Row]) -> None:

@@ -1,7 +1,9 @@
 """What a free lock costs on PostgreSQL: ``with fp.lock("x"): pass`` beside two raw statements.
 
 The floor is one psycopg connection that executes, prepared and in autocommit, what any lease comes
-to: an upsert that returns a token, and an update that gives it back. Both commit, with fsync.
+to: an upsert that returns a token, and an update that gives it back. Both commit, with fsync. The
+peer that there is, tooz, takes an advisory lock of its session: it writes nothing, keeps no token,
+and is shown, not judged.
 
     python bench/postgres_uncontended.py [--quick]
 """
@@ -16,6 +18,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 import harness
+import lock_peers
+import peers
 from fencepost import Fencepost
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "kit"))
@@ -60,10 +64,12 @@ def main() -> None:
             }
             harness.in_turn(sides, rounds=1, per_round=100)
             medians = harness.in_turn(sides, rounds=rounds, per_round=per_round)
-    report(medians)
+            with lock_peers.crews(server.port, (lock_peers.POSTGRES, peers.LOCKS)) as others:
+                beside = lock_peers.compared(sides[OURS], others, rounds=rounds * 2, per_round=8)
+    report(medians, beside)
 
 
-def report(medians: dict[str, list[float]]) -> None:
+def report(medians: dict[str, list[float]], beside: dict[str, harness.Spread]) -> None:
     pairs = {OURS: FLOOR, ROWS: FLOOR, POOLED: POOLED_FLOOR}
     ratios = {side: harness.ratios(medians[side], medians[base]) for side, base in pairs.items()}
     harness.table(
@@ -78,8 +84,11 @@ def report(medians: dict[str, list[float]]) -> None:
         ],
     )
     print(f"\nratio {ratios[OURS]}; target {TARGET.judged(ratios[OURS].median)}")
+    for name, spread in beside.items():
+        print(f"our time in parts of that of {name}, which writes nothing: {spread}")
     harness.result(
         "postgres_uncontended",
+        peers={name: spread._asdict() for name, spread in beside.items()},
         ratios={side: ratio._asdict() for side, ratio in ratios.items()},
         target=TARGET.judged(ratios[OURS].median),
         us={side: harness.quantile(sorted(times), 0.5) * 1e6 for side, times in medians.items()},

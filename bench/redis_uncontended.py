@@ -1,8 +1,9 @@
 """What a free lock costs on Redis: ``with fp.lock("x"): pass`` beside two raw scripts, one by one.
 
 The floor is redis-py with two EVALSHA: one that takes a key for a while and counts a token, one
-that deletes the key if it is ours. Beside it runs the lock that redis-py brings along, which has
-no token. One server writes its log once a second, as most do; the other before it answers.
+that deletes the key if it is ours. Then come the locks of other libraries, which have no token, in
+processes of their own. One server writes its log once a second, as most do; the other before it
+answers.
 
     python bench/redis_uncontended.py [--quick]
 """
@@ -15,6 +16,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import harness
+import lock_peers
+import peers
 from fencepost import Fencepost
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tests", "kit"))
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     import redis
 
 TARGET = harness.Target(at_most=1.15)
-OURS, FLOOR, PEER = "fencepost: with lock", "floor: two raw EVALSHA", "redis-py: with Lock"
+OURS, FLOOR = "fencepost: with lock", "floor: two raw EVALSHA"
 TTL_MS = 30_000
 _TAKE = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
@@ -53,9 +56,11 @@ def main() -> None:
 
 def compared(title: str, kind: type[Valkey], *, rounds: int, per_round: int) -> harness.Row:
     with kind.own() as server, server.client() as client, Fencepost(server.url()) as fp:
-        sides = {FLOOR: raw(client), OURS: locking(fp), PEER: peer(client)}
+        sides = {FLOOR: raw(client), OURS: locking(fp)}
         harness.in_turn(sides, rounds=1, per_round=100)
         medians = harness.in_turn(sides, rounds=rounds, per_round=per_round)
+        with lock_peers.crews(server.port, (lock_peers.REDIS, peers.LOCKS)) as others:
+            beside = lock_peers.compared(sides[OURS], others, rounds=rounds * 2, per_round=8)
     rows: list[harness.Row] = [
         {
             "µs per operation": side,
@@ -65,12 +70,11 @@ def compared(title: str, kind: type[Valkey], *, rounds: int, per_round: int) -> 
     ]
     harness.table(f"Uncontended: acquire + release, {title}", rows)
     ratio = harness.ratios(medians[OURS], medians[FLOOR])
-    beside = harness.ratios(medians[OURS], medians[PEER])
-    print(f"\nratio {ratio}; target {TARGET.judged(ratio.median)}; to redis-py's Lock: {beside}")
+    print(f"\nratio {ratio}; target {TARGET.judged(ratio.median)}")
     return {
         "ratio": ratio._asdict(),
         "target": TARGET.judged(ratio.median),
-        "ratio_to_peer": beside._asdict(),
+        "peers": lock_peers.table(f"Beside other libraries, {title}", beside),
     }
 
 
@@ -89,14 +93,6 @@ def raw(client: redis.Redis) -> Callable[[], None]:
         nonce = secrets.token_hex(16)
         assert client.evalsha(take, 2, "raw", "raw:token", nonce, TTL_MS)
         assert client.evalsha(give, 1, "raw", nonce)
-
-    return operation
-
-
-def peer(client: redis.Redis) -> Callable[[], None]:
-    def operation() -> None:
-        with client.lock("peer", timeout=TTL_MS / 1e3):
-            pass
 
     return operation
 

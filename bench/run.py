@@ -14,7 +14,7 @@ EXPERIMENTS = (
     *("scheduler_scale", "scheduler_registration", "scheduler_herd", "scheduler_throughput"),
     "scheduler_memory",
     *("redis_uncontended", "redis_contended", "postgres_uncontended", "postgres_contended"),
-    *("mariadb_uncontended", "etcd_uncontended"),
+    *("postgres_runs", "mariadb_uncontended", "etcd_uncontended"),
 )
 
 

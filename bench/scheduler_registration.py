@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 import harness
-import scheduler_peers
+import peers
 from fencepost import Fencepost
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ print(json.dumps({"rate": count / (time.perf_counter() - begin)}))
 def main() -> None:
     quick = "--quick" in sys.argv
     rounds, count, peer_count = (2, COUNT // 5, 500) if quick else (5, COUNT, PEER_COUNT)
-    python = scheduler_peers.interpreter()
+    python = peers.interpreter(*peers.SCHEDULERS)
     rates: dict[str, list[float]] = {OURS: [], FLOOR: [], PEER: []}
     with harness.workdir() as folder:
         for number in range(rounds):
@@ -56,7 +56,7 @@ def main() -> None:
             rates[FLOOR].append(inserted(path + "-floor", count))
             rates[OURS].append(stored(path, count))
             if python is not None:
-                told = scheduler_peers.answer(python, APSCHEDULER, path + "-peer", peer_count)
+                told = peers.answer(python, APSCHEDULER, path + "-peer", peer_count)
                 rates[PEER].append(told["rate"])
     spreads = {side: harness.Spread.of(values) for side, values in rates.items() if values}
     harness.table(

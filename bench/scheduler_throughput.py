@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import harness
-import scheduler_peers
+import peers
 from fencepost import Fencepost
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ os._exit(0)
 def main() -> None:
     quick = "--quick" in sys.argv
     rounds, count = (2, 1_000) if quick else (7, 4_000)
-    python = scheduler_peers.interpreter()
+    python = peers.interpreter(*peers.SCHEDULERS)
     answers: dict[str, list[dict[str, Any]]] = {OURS: [], PEER: []}
     with harness.workdir() as folder:
         for number in range(rounds):
@@ -65,7 +65,7 @@ def main() -> None:
             crew.close()
             if python is not None:
                 peer_path = path + "-peer"
-                told = scheduler_peers.answer(python, HUEY, peer_path, count, WORKERS)
+                told = peers.answer(python, HUEY, peer_path, count, WORKERS)
                 answers[PEER].append(told)
     rows = [row(side, given) for side, given in answers.items() if given]
     harness.table(f"{count:,} jobs that do nothing, {WORKERS} workers, {rounds} rounds", rows)

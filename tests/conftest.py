@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import signal
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 from hypothesis import settings
@@ -16,6 +20,18 @@ pytest_plugins = ["fence_fixtures"]
 # A busy machine is no counter-example.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# What a host remembers of ledgers is not for the host that tests them.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="fencepost-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+# Servers are killed here, never machines: what they have written need not be on a disk, and a disk
+# has them wait for each commit. Where there is memory for it, and programs may be run from it.
+_MEMORY, _ENOUGH = "/dev/shm", 6 << 30
+if os.path.isdir(_MEMORY):
+    _room = os.statvfs(_MEMORY)
+    if _room.f_bavail * _room.f_frsize >= _ENOUGH and not _room.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("FENCEPOST_SERVERS", _MEMORY)
 
 # Who is started in the background ignores these, and so do its children; our tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

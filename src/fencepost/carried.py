@@ -49,6 +49,7 @@ class Task(NamedTuple):
     outcome: int  # and how it ended
     payload: str | None = None
     rerun: int = 0
+    believed: float | None = None  # until when, because of what its lease leans on; None if nothing
 
 
 class Became(NamedTuple):

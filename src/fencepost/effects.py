@@ -5,8 +5,8 @@ What happens in between, happens to one who may do it. A crash in between leaves
 
 from __future__ import annotations
 
-from fencepost.errors import InDoubt
-from fencepost.fence import record_item
+from fencepost.errors import FenceMisused, InDoubt
+from fencepost.fence import must_await, record_item
 from fencepost.flows.attempt import described, kept_words
 from fencepost.flows.course import begin, end
 from fencepost.model.item import Found, ItemState
@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Any, Self
 
     from fencepost.flows.course import Course, Doors
     from fencepost.lease import Lease
@@ -122,20 +122,32 @@ class InOther:
         self._lease, self._conn, self._scope, self._item = lease, conn, scope, item
 
     def __enter__(self) -> First:
+        if must_await(self._conn):
+            raise FenceMisused(
+                "an async connection is awaited: write 'async with run.once(…, conn=conn)', in a "
+                "job whose body is async"
+            )
         self._lease.fence(self._conn)
-        token, scope = self._lease.token, f"{self._lease.namespace}/{self._scope}"
-        first = record_item(self._conn, scope=scope, item=self._item, token=token)
-        found = Found.FIRST if first else Found.DONE
-        return First(found, f"{self._scope}/{self._item}")
+        return self._first(record_item(self._conn, **self._what()))
 
     def __exit__(self, *_: object) -> None:
         """Leave the end to the transaction's own."""
 
     async def __aenter__(self) -> First:
-        return self.__enter__()
+        if not must_await(self._conn):
+            return self.__enter__()
+        await self._lease.fence(self._conn)
+        return self._first(await record_item(self._conn, **self._what()))
 
     async def __aexit__(self, *_: object) -> None:
         """Leave the end to the transaction's own."""
+
+    def _what(self) -> dict[str, Any]:
+        scope = f"{self._lease.namespace}/{self._scope}"
+        return {"scope": scope, "item": self._item, "token": self._lease.token}
+
+    def _first(self, first: bool) -> First:  # noqa: FBT001 -- what the database has answered
+        return First(Found.FIRST if first else Found.DONE, f"{self._scope}/{self._item}")
 
 
 class _Batch:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 
 from fencepost.errors import FenceMisused, Misuse, TokenStale
+from fencepost.fence_awaited import Fencing
 from fencepost.model.lease import admits
 
 TYPE_CHECKING = False
@@ -58,13 +59,14 @@ def admit(conn: object, *, resource: str, token: int) -> Any:
     Everything the transaction did or will do then stands behind the fence: if this raises, roll
     back; if the transaction commits, every older token is refused from then on.
 
-    On an async connection of psycopg it returns what must be awaited; else None.
+    On an async connection, of psycopg, aiomysql or asyncmy, it returns what must be awaited; else
+    None.
     """
     checked_token(token)
     database, begin = _driver_of(conn)
     if (server := _server_fence(database)) is not None:
-        if hasattr(server, "is_async") and server.is_async(database):
-            return server.Fencing(database, resource=resource, token=token)
+        if server.is_async(database):
+            return Fencing(server, database, resource=resource, token=token)
         highest = server.raise_guard(database, resource=resource, token=token)
     else:
         _require_transaction(database, begin=begin)
@@ -102,16 +104,25 @@ def raise_guard(database: Connection, *, resource: str, token: int) -> int:
     return find_guard(database, resource=resource)
 
 
-def record_item(conn: object, *, scope: str, item: str, token: int) -> bool:
+def must_await(conn: object) -> bool:
+    """Say whether ``admit`` and ``record_item`` on this connection return what must be awaited."""
+    database, _ = _driver_of(conn)
+    server = _server_fence(database)
+    return server is not None and bool(server.is_async(database))
+
+
+def record_item(conn: object, *, scope: str, item: str, token: int) -> Any:
     """Record an item in the open transaction of ``conn``; say whether it was not there before.
 
-    The fence has let this transaction through already, so nobody else can be recording it.
+    The fence has let this transaction through already, so nobody else can be recording it. On an
+    async connection it returns what must be awaited for that.
     """
     import sqlite3
 
     database, _ = _driver_of(conn)
     if (server := _server_fence(database)) is not None:
-        return bool(server.record_item(database, scope=scope, item=item, token=token))
+        record = server.awaited_item if server.is_async(database) else server.record_item
+        return record(database, scope=scope, item=item, token=token)
     values = {"scope": scope, "item": item, "token": token}
     try:
         return sqlite3.Cursor(database).execute(_RECORD_ITEM, values).rowcount == 1
@@ -144,8 +155,11 @@ def header_safe(text: str) -> str:
     return quote(text, safe="/#")
 
 
-# Where the fence of a driver is: ``raise_guard`` and ``record_item``, on its connections.
+# Where the fence of a driver is: ``raise_guard`` and ``record_item``, on its connections, and what
+# an async one needs (``fence_awaited``).
 _SERVER_FENCES = {
+    "aiomysql.": "fencepost.fence_mariadb",
+    "asyncmy.": "fencepost.fence_mariadb",
     "pymysql.": "fencepost.fence_mariadb",
     "psycopg.": "fencepost.fence_postgres",
 }
@@ -187,13 +201,13 @@ def _beneath_sqlalchemy(conn: Any) -> tuple[Any, str]:
         driver = getattr(getattr(conn, "connection", None), "driver_connection", None)
     except InvalidRequestError as error:
         raise FenceMisused(f"fence needs an open transaction: {error}") from error
+    dialect = getattr(conn, "dialect", None)
+    if dialect is not None and dialect.is_async:  # inside of run_sync, where nothing is awaited
+        raise _asynchronous()
     if isinstance(driver, sqlite3.Connection) or _server_fence(driver) is not None:
         return driver, begin
-    dialect = getattr(conn, "dialect", None)
     if driver is None or dialect is None:
         raise _unknown(conn)
-    if dialect.is_async:
-        raise _asynchronous()
     raise FenceMisused(
         f"fence does not guard {dialect.name} by {dialect.driver}: keep the highest token "
         "in a row that the transaction locks, and compare with admits(highest_seen, token)"
@@ -214,8 +228,8 @@ def _unknown(conn: object) -> FenceMisused:
 
 def _asynchronous() -> FenceMisused:
     return FenceMisused(
-        "fence cannot guard an async connection, whose driver lives in another thread: do this "
-        "transaction on a blocking connection, inside asyncio.to_thread"
+        "fence cannot guard an async connection of SQLAlchemy: do this transaction on a blocking "
+        "connection, inside asyncio.to_thread"
     )
 
 

@@ -15,12 +15,10 @@ from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from fencepost.errors import FenceMisused, TokenStale
-from fencepost.model.lease import admits
+from fencepost.errors import FenceMisused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
     from typing import Any
 
 # A resource may have a longer name than any index entry: so the key is a digest of it. Half of each
@@ -71,7 +69,7 @@ VALUES (%(digest)s, %(scope)s, %(item)s, %(token)s)
 
 def raise_guard(conn: Any, *, resource: str, token: int) -> int:
     """Raise the guard of ``resource`` to ``token`` if that is higher; return where it stands."""
-    _require_transaction(conn)
+    require_transaction(conn)
     values = {"digest": _digest(resource), "resource": resource, "token": token}
     # And not conn.cursor(), which may be of the user's kind.
     cursor = psycopg.Cursor(conn, row_factory=tuple_row)
@@ -82,47 +80,15 @@ def raise_guard(conn: Any, *, resource: str, token: int) -> int:
     return _in_time(found)
 
 
-class Fencing:
-    """A fence on an async connection, to be awaited: until then nothing is guarded.
-
-    If nobody ever awaits it the connection is closed, so that nothing unguarded can be committed.
-    """
-
-    def __init__(self, conn: Any, *, resource: str, token: int) -> None:
-        self._awaited = True  # nothing to close for while the misuse is told
-        _require_transaction(conn)
-        self._conn, self._resource, self._token = conn, resource, token
-        self._awaited = False
-        self._after: Callable[[], None] = lambda: None
-
-    def then(self, after: Callable[[], None]) -> Fencing:
-        """Call ``after`` once the token is admitted."""
-        self._after = after
-        return self
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        self._awaited = True
-        return self._admit().__await__()
-
-    def __del__(self) -> None:
-        if not self._awaited:
-            self._conn.pgconn.finish()
-
-    async def _admit(self) -> None:
-        values = {
-            "digest": _digest(self._resource),
-            "resource": self._resource,
-            "token": self._token,
-        }
-        cursor = psycopg.AsyncCursor(self._conn, row_factory=tuple_row)
-        try:
-            await cursor.execute(_RAISE, values)
-        except errors.UndefinedTable as error:
-            raise _no_table("fencepost_guard", CREATE_GUARD) from error
-        highest = _in_time(await cursor.fetchone())
-        if not admits(highest, self._token):
-            raise TokenStale(self._resource, token=self._token, highest=highest)
-        self._after()
+async def awaited_guard(conn: Any, *, resource: str, token: int) -> int:
+    """Do the same on an async connection."""
+    values = {"digest": _digest(resource), "resource": resource, "token": token}
+    cursor = psycopg.AsyncCursor(conn, row_factory=tuple_row)
+    try:
+        await cursor.execute(_RAISE, values)
+    except errors.UndefinedTable as error:
+        raise _no_table("fencepost_guard", CREATE_GUARD) from error
+    return _in_time(await cursor.fetchone())
 
 
 def is_async(conn: object) -> bool:
@@ -130,18 +96,32 @@ def is_async(conn: object) -> bool:
     return isinstance(conn, psycopg.AsyncConnection)
 
 
+def cut(conn: Any) -> None:
+    """End an async connection at once; the server undoes what was not committed."""
+    conn.pgconn.finish()
+
+
 def record_item(conn: Any, *, scope: str, item: str, token: int) -> bool:
     """Record an item; say whether it was not there before.
 
     The fence has let this transaction through already, so nobody else can be recording it.
     """
-    if is_async(conn):
-        raise FenceMisused("an item cannot be kept by an async connection: use a blocking one")
     values = {"digest": _digest(scope, item), "scope": scope, "item": item, "token": token}
     try:
         return psycopg.Cursor(conn).execute(_RECORD_ITEM, values).rowcount == 1
     except errors.UndefinedTable as error:
         raise _no_table("fencepost_done", CREATE_DONE) from error
+
+
+async def awaited_item(conn: Any, *, scope: str, item: str, token: int) -> bool:
+    """Do the same on an async connection."""
+    values = {"digest": _digest(scope, item), "scope": scope, "item": item, "token": token}
+    cursor = psycopg.AsyncCursor(conn)
+    try:
+        await cursor.execute(_RECORD_ITEM, values)
+    except errors.UndefinedTable as error:
+        raise _no_table("fencepost_done", CREATE_DONE) from error
+    return cursor.rowcount == 1
 
 
 def _in_time(found: tuple[int, bool] | None) -> int:
@@ -163,7 +143,7 @@ def _no_table(table: str, create: str) -> FenceMisused:
     )
 
 
-def _require_transaction(conn: Any) -> None:
+def require_transaction(conn: Any) -> None:
     """Refuse where each statement would be committed by itself: the lock would be gone at once."""
     if conn.closed:
         raise FenceMisused("fence needs an open connection, and this one is closed")

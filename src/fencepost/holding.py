@@ -135,6 +135,7 @@ class Holding:
             boottime=self._world.clocks.boottime,
             drop=self._keeper.charges.remove,
         )
+        heard = self.chatty()  # now, while there is time: afterwards others wait for our block
         granted = await acquire(
             self._world,
             self._store,
@@ -150,7 +151,8 @@ class Holding:
         try:
             self._refuse_regression(hold)
             self._keeper.add(hold)
-            hold.mention("adopted" if granted.grant.adopted else "acquired")
+            if heard:
+                hold.say("adopted" if granted.grant.adopted else "acquired")
             kept = True
         finally:
             if not kept:

@@ -19,7 +19,7 @@ from fencepost.carried import Task, read, unpacked
 from fencepost.errors import LeaseLost, Misuse, RunCrashed
 from fencepost.flows.isolated import attend
 from fencepost.importing import reference_of, why_not
-from fencepost.model.command import SHORTEST_TTL, must_stop
+from fencepost.model.command import SHORTEST_TTL, must_stop, still_at
 from fencepost.model.duration import shown
 from fencepost.model.policy import Policy
 from fencepost.world.apart import ROOT, letter, start_apart
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fencepost.flows.isolated import Body
     from fencepost.holding import Holding
     from fencepost.jobs import Job
+    from fencepost.model.lease import Lean
     from fencepost.world.api import World
     from fencepost.world.guardian import Guarded
 
@@ -154,6 +155,7 @@ class UnderGuard:
     """What runs in a process of its own, as the one who waits for its end sees it."""
 
     _guarded: Guarded | None = None
+    _still = float("inf")  # from when on it is to stand still, as its guards were told
 
     @property
     def started(self) -> bool:
@@ -214,6 +216,7 @@ class Apart(UnderGuard):
             lifeline=course.lifeline(),
             until=self.until,
             grace=grace,
+            still_at=still_at(hold.lean),
             passed=(news, word, self._outcome, task),
         )
         # The reading end of the news stays: nobody who writes to it is to be told by SIGPIPE.
@@ -221,13 +224,14 @@ class Apart(UnderGuard):
             self._open.remove(fd)
             os.close(fd)
 
-    def tell(self, until: tuple[float, float]) -> None:
+    def tell(self, until: tuple[float, float], *, still: float) -> None:
         """Tell the guards until when it may run, and the body how its lease stands."""
-        if until != self.until:
-            self._guards.extend(*until)
-            self.until = until
+        if (*until, still) != (*self.until, self._still):
+            self._guards.extend(*until, still)
+            self.until, self._still = until, still
         # Each line says all, so that it does no harm if a busy body leaves no room for some.
-        news = (*self._course.hold.trust, int(self._course.cancelled))
+        hold = self._course.hold
+        news = (*hold.trust, int(self._course.cancelled), believed_until(hold.lean))
         if news != self._told:
             self._told = news
             tell(self._news, *map(repr, news))
@@ -311,6 +315,7 @@ class Apart(UnderGuard):
                 in_doubt=policy.in_doubt,
             ),
             trust=course.hold.trust,
+            believed=None if course.hold.lean is None else course.hold.lean.until(),
             deadline=course.deadline,
             window=self._window,
             scope=self._job.scope,
@@ -328,6 +333,11 @@ class Apart(UnderGuard):
     def _keep(self, fd: int) -> int:
         self._open.append(fd)
         return fd
+
+
+def believed_until(lean: Lean | None) -> float:
+    """Return until when a lease may be believed in because of what it leans on."""
+    return float("inf") if lean is None else lean.until()
 
 
 def _flags() -> list[str]:

@@ -79,6 +79,8 @@ class _Child:
             granted, nonce=run.holder.nonce, ttl=ttl, max_hold=None, emit=_nobody, chatty=False
         )
         self._hold.trust = task.trust
+        self._lean = None if task.believed is None else _Hearsay(task.believed)
+        self._hold.lean = self._lean
         self._world = BlockingWorld()
         self._course = _Afar(self._world, run, self._hold, task.policy)
         self._course.deadline, self._course.payload = task.deadline, task.payload
@@ -183,7 +185,9 @@ class _Child:
         while not inbox.closed:
             poll.poll(_PAUSE * 1000)
             for line in inbox.lines():
-                confirmed, ttl, until, cancelled = map(float, line)
+                confirmed, ttl, until, cancelled, believed = map(float, line)
+                if self._lean is not None:
+                    self._lean.hear(believed)
                 if confirmed > hold.trust.confirmed:  # our own transactions renew it, too
                     hold.trust = Trust(confirmed, ttl, until)
                 self._course.hear(cancelled=bool(cancelled))
@@ -195,6 +199,36 @@ class _Child:
                 except OSError:
                     break  # nobody there any more
         hold.lose("the process that holds it is gone")
+
+
+class _Hearsay:
+    """What the lease leans on, as the parent tells of it: only the parent can prove it."""
+
+    next_try = float("inf")
+
+    def __init__(self, until: float) -> None:
+        self._until, self._heard = until, threading.Condition()
+
+    def until(self) -> float:
+        """Return until when the last proof lets us believe."""
+        return self._until
+
+    def hear(self, until: float) -> None:
+        """Take note of a proof."""
+        with self._heard:
+            self._until = until
+            self._heard.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next proof, at most so long."""
+        with self._heard:
+            self._heard.wait(max(0.0, min(seconds, _PAUSE)))
+
+    async def prove(self, store: object) -> None:
+        """Leave it to the parent."""
+
+    def end(self) -> None:
+        """Leave it to the parent."""
 
 
 def _line(told: Told) -> bytes:

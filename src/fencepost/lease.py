@@ -110,11 +110,12 @@ class Lease:
         """Return for how many seconds the lease can be trusted without another renewal."""
         if self.phase is Phase.LOST:
             return 0.0
-        return max(0.0, self._hold.trust.until - self._boottime())
+        until, lean = self._hold.trust.until, self._hold.lean
+        return max(0.0, (until if lean is None else min(until, lean.until())) - self._boottime())
 
     def check(self) -> None:
         """Return if the lease can be trusted now; raise ``LeaseLost`` if not."""
-        if self.phase is Phase.LOST:
+        if self.foreign or self._hold.sure(self._boottime) is Phase.LOST:
             if self.foreign:
                 reason = "it belongs to the parent process, and a fork does not share it"
             else:
@@ -130,8 +131,8 @@ class Lease:
         """Guard the open transaction of ``conn``: raise ``TokenStale`` if a later holder was here.
 
         ``conn`` is a ``sqlite3``, psycopg, PyMySQL or SQLAlchemy connection in a transaction that
-        has read nothing yet, or has locked what it read; see docs/fencing.md. On psycopg's
-        ``AsyncConnection`` it must be awaited.
+        has read nothing yet, or has locked what it read; see docs/fencing.md. On an async
+        connection, of psycopg, aiomysql or asyncmy, it must be awaited.
         """
         fencing = admit(conn, resource=resource or self._resource(), token=self.token)
         if fencing is not None:

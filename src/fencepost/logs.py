@@ -52,6 +52,8 @@ _LEVELS = {
     "refused": "ERROR",
     "clock_disagrees": "ERROR",
     "clock_agrees": "INFO",
+    "clock_jumped": "ERROR",
+    "clock_set_back": "ERROR",
     "alarm_fired": "INFO",
     "alarm_late": "WARNING",
     "alarm_stale": "WARNING",

@@ -18,7 +18,7 @@ from fencepost.flows.course import LARGEST, save
 from fencepost.flows.handoff import hand_over
 from fencepost.model.item import named
 from fencepost.model.kept import encoded
-from fencepost.transaction import AsyncTransaction, Transaction
+from fencepost.transaction import AsyncTransaction, transaction_of
 from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 
     from fencepost.flows.course import Course, Doors
     from fencepost.lease import Lease, LostSignal
+    from fencepost.transaction import Transaction
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 class Facts:
     """What both colours of a run have in common: who they are, and what costs no round trip."""
+
+    _patience = float("inf")  # how long it can wait to be told whether the run is still ours
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Facts:
     ) -> None:
         self._doors, self._course, self._lease = doors, course, lease
         self._window, self._scope, self._pid = window, scope, os.getpid()
+        course.hold.patience = self._patience
 
     @property
     def id(self) -> str:
@@ -134,20 +138,14 @@ class Facts:
     def fence(self, conn: object, *, resource: str | None = None) -> Any:
         """Guard the open transaction of another database; raises ``TokenStale`` for a zombie.
 
-        On psycopg's ``AsyncConnection`` it must be awaited.
+        On an async connection, of psycopg, aiomysql or asyncmy, it must be awaited.
         """
         return self._lease.fence(conn, resource=resource)
 
     def _transaction(self) -> Transaction:
-        desk = getattr(self._doors.ledger, "desk", None)
-        if desk is None:
-            raise Misuse(
-                f"run.transaction() needs a ledger in an SQL database, and job {self.job!r} has "
-                f"its ledger in {type(self._doors.ledger).__name__}"
-            )
         self.check()
-        scope = self._scope_of(None)
-        return Transaction(desk, self._course, scope=scope, owner=self._here())
+        scope, ledger = self._scope_of(None), self._doors.ledger
+        return transaction_of(ledger, self._course, scope=scope, owner=self._here())
 
     if TYPE_CHECKING:
 
@@ -161,7 +159,7 @@ class Facts:
 
     def _outside(self) -> None:
         """Refuse what would wait for our own transaction for ever."""
-        if self._course.transaction_of == self._here():
+        if self._here() in self._course.transacting:
             raise Misuse(
                 "a transaction of this run is open right here: use tx.once(…) and tx.save(…), "
                 "which commit with it"
@@ -233,6 +231,8 @@ class Run(Facts):
 
 class AsyncRun(Facts):
     """A run of an ``async def`` body; the same names, awaited."""
+
+    _patience = 1.0  # its whole loop would wait
 
     async def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""

@@ -349,6 +349,8 @@ class Working:
                 _leave(self._holding.store, hold.nonce)
             hold.released = True
             keeper.charges.remove(hold)
+            if hold.lean is not None:
+                hold.lean.end()
             hold.beat = None  # else the two would keep each other until a collection
             # Whatever became of it, nobody here needs the lease any more.
             theirs = course.handed_off or course.foreign()

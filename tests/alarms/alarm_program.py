@@ -1,6 +1,7 @@
 """A process that fires alarms, for the fault tests.
 
 python alarm_program.py URL FOLDER     fire what is due until there is a file "stop" in FOLDER
+python alarm_program.py URL FOLDER 2s  the same, under leases of two seconds
 
 Each start of a handler is a line in FOLDER/starts: the key and the generation.
 """
@@ -29,16 +30,18 @@ def say(word: str) -> None:
 
 def main() -> None:
     logging.getLogger("fencepost").setLevel(logging.CRITICAL)
-    url, folder = sys.argv[1:]
+    url, folder, *leases = sys.argv[1:]
+    (lease,) = leases or ("30s",)
+    again = Retry(9, base="10ms", factor=1)
     starts = os.open(f"{folder}/starts", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with Fencepost(url) as fp:
 
-        @fp.alarm("k", max_losses=1000, budget=100_000, retry=Retry(9, base="10ms", factor=1))
+        @fp.alarm("k", max_losses=1000, budget=100_000, retry=again, lease=lease)
         def handle(alarm: Alarm) -> None:
             os.write(starts, f"{alarm.key} {alarm.generation}\n".encode())
-            number, again = int(alarm.key), alarm.payload
-            if again:
-                alarm.set(in_=0, payload=again - 1)
+            number, more = int(alarm.key), alarm.payload
+            if more:
+                alarm.set(in_=0, payload=more - 1)
             if number < 0:
                 say("inside")
                 time.sleep(60)

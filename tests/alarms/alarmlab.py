@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.ledger.alarm_sqlite import SqliteAlarms
+from fencepost.ledger.mariadb_alarms import MariaAlarms
 from fencepost.ledger.memory import MemoryLedger
 from fencepost.ledger.postgres_alarms import PostgresAlarms
 from fencepost.ledger.sqlite import SqliteLedger
@@ -17,12 +18,14 @@ from fencepost.stores.sqlite import SqliteStore
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from marialab import MariaClocks, opened_mariadb
 from pglab import opened_postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fencepost.ledger.alarm_api import AlarmBook
+    from fencepost.ledger.mariadb import MariaLedger
     from fencepost.ledger.postgres import PostgresLedger
     from fencepost.model.alarm import AlarmRecord, Batch, ClaimedAlarm
 
@@ -47,7 +50,7 @@ class Opened:
     """A book, its leases, and whoever asks them."""
 
     def __init__(
-        self, book: AlarmBook, ledger: MemoryLedger | SqliteLedger | PostgresLedger
+        self, book: AlarmBook, ledger: MemoryLedger | SqliteLedger | PostgresLedger | MariaLedger
     ) -> None:
         self.book, self.ledger = book, ledger
         self.leases = ledger.leases
@@ -129,3 +132,11 @@ def sqlite_book(
 def postgres_book(url: str, *, namespace: str) -> Opened:
     ledger = opened_postgres(url, namespace=namespace)
     return Opened(PostgresAlarms(BlockingWorld(), ledger), ledger)
+
+
+def mariadb_book(url: str, *, namespace: str, clocks: MariaClocks | None = None) -> Opened:
+    if clocks is None:
+        ledger = opened_mariadb(url, namespace=namespace)
+    else:
+        ledger = clocks.opened(namespace)
+    return Opened(MariaAlarms(BlockingWorld(), ledger), ledger)

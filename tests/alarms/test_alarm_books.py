@@ -1,22 +1,31 @@
-"""Every row of the contract about alarms, for the reference, for SQLite and for PostgreSQL."""
+"""Every row of the contract about alarms, for the reference and for every database."""
 
 from __future__ import annotations
 
-from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from alarmlab import START, Opened, StillClocks, firing_of, memory_book, postgres_book, sqlite_book
+from alarmlab import (
+    START,
+    Opened,
+    StillClocks,
+    firing_of,
+    mariadb_book,
+    memory_book,
+    postgres_book,
+    sqlite_book,
+)
 
 from fencepost.errors import AlarmChanged, LeaseLost
 from fencepost.model.alarm import AlarmState, Became, Failure, NextDue, Rearm, Setting
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
+from marialab import MariaClocks
 from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost.testing.clock import SettableClocks
@@ -25,23 +34,32 @@ ERROR = Failure("errors", 10.0, error="Oops: it broke")
 LOSSY = AlarmPolicy(max_losses=2)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def clocks(request: pytest.FixtureRequest) -> Iterator[SettableClocks]:
-    if request.param != "postgres":
-        yield StillClocks() if request.param == "memory" else FileClocks()
-        return
-    with closing(ServerClocks()) as clocks:
-        yield clocks
-
-
 class FileClocks(StillClocks):
     """Those that go with a file."""
+
+
+CLOCKS: dict[str, Callable[[], Any]] = {
+    "memory": StillClocks,
+    "sqlite": FileClocks,
+    "postgres": ServerClocks,
+    "mariadb": MariaClocks,
+}
+
+
+@pytest.fixture(params=CLOCKS)
+def clocks(request: pytest.FixtureRequest) -> Iterator[SettableClocks]:
+    clocks = CLOCKS[request.param]()
+    yield clocks
+    if hasattr(clocks, "close"):
+        clocks.close()
 
 
 @pytest.fixture
 def opened(clocks: SettableClocks, tmp_path: Path) -> Iterator[Opened]:
     if isinstance(clocks, ServerClocks):
         opened = postgres_book(clocks.url, namespace=fresh_namespace())
+    elif isinstance(clocks, MariaClocks):
+        opened = mariadb_book(clocks.url, clocks=clocks, namespace=fresh_namespace())
     elif isinstance(clocks, FileClocks):
         opened = sqlite_book(tmp_path / "ledger.db", clocks)
     else:

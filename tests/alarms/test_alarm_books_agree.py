@@ -7,7 +7,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alarmlab import Opened, StillClocks, firing_of, memory_book, postgres_book, sqlite_book
+from alarmlab import (
+    Opened,
+    StillClocks,
+    firing_of,
+    mariadb_book,
+    memory_book,
+    postgres_book,
+    sqlite_book,
+)
 from hypothesis import given, settings, strategies as st
 
 from fencepost.errors import FencepostError
@@ -15,6 +23,7 @@ from fencepost.model.alarm import AlarmState, AlarmWant, Batch, Failure, Firing,
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
+from marialab import MariaClocks
 from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
@@ -259,12 +268,16 @@ def agreed(*program: tuple[object, ...]) -> list[object]:
         return agreed_by(clusters_in(folder), program)
 
 
-def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
+def agreed_on_a_server(
+    clocks: ServerClocks | MariaClocks, program: Sequence[tuple[object, ...]]
+) -> list[object]:
     """Return the answers that the reference and two clients of a server agree about."""
-    with closing(ServerClocks()) as clocks:
-        still, space = StillClocks(), fresh_namespace()
+    still, space = StillClocks(), fresh_namespace()
+    if isinstance(clocks, ServerClocks):
         clients = [postgres_book(clocks.url, namespace=space) for _ in range(2)]
-        return agreed_by([Cluster(still, memory_book(still)), Cluster(clocks, *clients)], program)
+    else:
+        clients = [mariadb_book(clocks.url, clocks=clocks, namespace=space) for _ in range(2)]
+    return agreed_by([Cluster(still, memory_book(still)), Cluster(clocks, *clients)], program)
 
 
 def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
@@ -285,4 +298,11 @@ def test_sqlite_keeps_alarms_like_the_reference(program: list[tuple[object, ...]
 @settings(max_examples=15, deadline=None)
 @given(st.lists(commands, min_size=20, max_size=60))
 def test_postgres_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
-    agreed_on_a_server(*program)
+    with closing(ServerClocks()) as clocks:
+        agreed_on_a_server(clocks, program)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(commands, min_size=20, max_size=60))
+def test_mariadb_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed_on_a_server(MariaClocks(), program)

@@ -19,7 +19,7 @@ from fencepost import Fencepost
 if TYPE_CHECKING:
     from fencepost import Run
 
-ITEMS = 1000
+ITEMS = int(os.environ.get("FENCEPOST_ITEMS", "1000"))
 SLOT = "2026-01-20T02:00:00Z"
 # So slow that all the lives that are ended in the middle do not end the work.
 PACE = int(os.environ.get("FENCEPOST_KILLS", "50")) * 40e-6
@@ -38,11 +38,14 @@ def remaining(run: Run) -> range:
 
 def in_ledger(run: Run, _folder: str) -> None:
     with run.transaction() as tx:
-        tx.execute("CREATE TABLE IF NOT EXISTS effect (item INTEGER)")
+        files = isinstance(tx.connection, sqlite3.Connection)
+        if files:  # on a server it is there: one cannot do so in a transaction everywhere
+            tx.execute("CREATE TABLE IF NOT EXISTS effect (item INTEGER)")
+        mark = "?" if files else "%s"
     for item in remaining(run):
         with run.transaction() as tx:
             if tx.once(item):
-                tx.execute("INSERT INTO effect VALUES (?)", (item,))
+                tx.execute(f"INSERT INTO effect VALUES ({mark})", (item,))
             tx.save(item)
         say(saved=item)
         time.sleep(PACE)

@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from fencepost import Run
 
 
+def stopped_inside(run: Run) -> None:
+    """Be stopped inside of a transaction that has everything but its commit."""
+    with run.transaction() as tx:
+        tx.once("x")
+        tx.execute("INSERT INTO effect VALUES ('zombie')")
+        tx.save("zombie")
+        sys.stdout.write(f"{run.token}\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+
+
 def main() -> None:
-    url, folder = sys.argv[1:]
+    url, folder, *mode_given = sys.argv[1:]
+    mode = mode_given[0] if mode_given else ""
     said: dict[str, str] = {}
 
     def tried(what: str, write: Callable[[], object]) -> None:
@@ -35,6 +47,9 @@ def main() -> None:
 
         @fp.job("work", lease="600ms")
         def work(run: Run) -> None:
+            if mode == "inside":
+                stopped_inside(run)
+                return
             sys.stdout.write(f"{run.token}\n")
             sys.stdout.flush()
             sys.stdin.readline()

@@ -102,7 +102,7 @@ def test_a_body_that_checks_hears_of_its_timeout(url: str) -> None:
 @pytest.mark.parametrize("body", [bodies.cleans_up, bodies.sleeps])
 @both_faces
 def test_a_body_can_clean_up_before_it_ends(url: str, face: str, body: Callable[..., Any]) -> None:
-    outcome = triggered(face, url, body, timeout="2s")
+    outcome = triggered(face, url, body, timeout="5s")  # time for a process to begin
     assert outcome.status == "timed_out", outcome
     assert found("cleaned") == "up"
 

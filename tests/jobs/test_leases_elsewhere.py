@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fencepost import AsyncFencepost, AsyncRun, Fencepost, Lease, Retry, Run
-from fencepost.errors import LeaseLost, Misuse, StoreUnfit
+from fencepost.errors import LeaseLost, Misuse, StoreUnfit, TokenStale
+from fencepost.fence import CREATE_GUARD
 from fencepost.testing.eventual import EventualKv, EventualStore
-from servers import Etcd, Postgres, Valkey, shared
+from holder import until
+from proxy import Proxy
+from servers import Etcd, MariaDB, Postgres, Seaweed, Valkey, ZooKeeper, shared
+from servers.objects import KEY, SECRET
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fencepost.stores.api import LeaseStore
@@ -272,26 +280,101 @@ def test_jobs_that_must_not_overlap_are_refused_where_leases_may(ledger: str) ->
         assert fp.trigger("refreshes", manual=True).status == "succeeded"
 
 
-def test_moving_the_leases_of_a_job_never_makes_a_token_fall(
-    ledger: str, tmp_path: Path, space: str
+def test_moving_the_leases_of_live_jobs_never_makes_a_token_fall(
+    ledger: str, tmp_path: Path, space: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each move is made while a run is at work under a lease of the old store."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     moves = [
         f"sqlite:///{tmp_path}/leases.db",
         shared(Valkey).url(),
         shared(Etcd).url(),
         shared(Postgres).database("moves"),
+        shared(MariaDB).database("moves"),
+        f"{shared(ZooKeeper).url()}/moves",
+        shared(Seaweed).url(shared(Seaweed).bucket("moves")),
     ]
-    tokens: list[int] = []
-    for url in (*moves, *moves):  # and back again
+    leases, runs = list[int](), list[int]()
+
+    def live(run: Run, fp: Fencepost, later: Sequence[str]) -> None:
+        (view,) = fp.locks()
+        leases.append(view.token)
+        runs.append(run.token)
+        if later:  # somebody is deployed with the next store, while this run goes on
+            with Fencepost(ledger, leases=later[0], namespace=space) as moved:
+                moved.job("live")(lambda: None)
+                outcome = moved.trigger("live", manual=True)
+                assert (outcome.status, outcome.reason) == ("skipped", "lock_held")
+        run.save(view.token)
+
+    chain = (*moves, *moves[:4])  # and back again
+    for number, url in enumerate(chain):
+        if url.startswith("s3://"):  # whose clock shows whole seconds: it counts on from there
+            until(lambda: int(time.time()) > leases[-1] / 1e6)
         with Fencepost(ledger, leases=url, namespace=space) as fp:
+            later = chain[number + 1 : number + 2]
+            fp.job("live")(partial(live, fp=fp, later=later))
+            assert fp.trigger("live", manual=True).status == "succeeded"
+    assert len(leases) == len(chain)
+    assert leases == sorted(set(leases))
+    assert runs == sorted(set(runs))
 
-            @fp.job("moved")
-            def moved(run: Run, fp: Fencepost = fp) -> None:
-                (view,) = fp.locks()
-                tokens.append(view.token)
 
-            assert fp.trigger("moved", manual=True).status == "succeeded"
-    assert tokens == sorted(set(tokens))
-    with Fencepost(ledger, namespace=space) as fp:
-        runs = [run.token for run in reversed(fp.runs("moved"))]
-        assert sorted(runs) == sorted(set(runs))
+def test_a_redis_that_forgets_a_lease_in_a_failover_lets_no_late_run_write(
+    ledger: str, tmp_path: Path
+) -> None:
+    """Both believe in their leases; the ledger records one of them, and the fence admits one."""
+    database = tmp_path / "effects.db"
+    with sqlite3.connect(database) as db:
+        db.execute(CREATE_GUARD)
+    with Valkey.own() as primary, Proxy(primary.port) as wire:
+
+        class Replica(Valkey):
+            replica_of = wire.port
+
+        with Replica.own() as replica, replica.client() as promoted:
+            until(lambda: promoted.info("replication")["master_link_status"] == "up")
+            wire.mode = "hole"  # replication is asynchronous: the primary goes on alone
+            with (
+                Fencepost(f"sqlite:///{tmp_path}/other.db", leases=replica.url()) as after,
+                Fencepost(ledger, leases=primary.url()) as before,
+                Fencepost(ledger, leases=replica.url()) as same,
+                sqlite3.connect(database, isolation_level=None) as db,
+            ):
+                leases: list[int] = []
+
+                @after.job("nightly")
+                def later(run: Run) -> None:
+                    leases.extend(view.token for view in after.locks())
+                    with after.lock("effects") as lease:
+                        fenced(db, lease)
+
+                same.job("nightly")(lambda: leases.append(0))
+
+                @before.job("nightly")
+                def first(run: Run) -> None:
+                    leases.extend(view.token for view in before.locks())
+                    with before.lock("effects") as lease:
+                        promoted.replicaof("NO", "ONE")
+                        assert after.trigger("nightly", manual=True).status == "succeeded"
+                        lease.check()  # its own server still knows it
+                        with pytest.raises(TokenStale):
+                            fenced(db, lease)
+                    # Whoever shares the ledger is kept out by it, whatever Redis has forgotten.
+                    outcome = same.trigger("nightly", manual=True)
+                    assert (outcome.status, outcome.reason) == ("skipped", "lock_held")
+
+                assert before.trigger("nightly", manual=True).status == "succeeded"
+            wire.mode = "pass"
+    assert len(leases) == 2
+    assert leases[0] < leases[1], "the floor of tokens holds where the lease was forgotten"
+
+
+def fenced(db: sqlite3.Connection, lease: Lease) -> None:
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        lease.fence(db)
+        db.commit()
+    finally:
+        db.rollback()

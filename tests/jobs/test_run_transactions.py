@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fencepost import Fencepost, transaction
+from fencepost import Fencepost, transaction_sqlite
 from fencepost.errors import Misuse
 from fencepost.model.run import State
 from fencepost.world.sqlite import SqliteFile
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fencepost.running import Run
-    from fencepost.transaction import Ledgered
+    from fencepost.transaction_sqlite import SqliteTransaction
 
 SLOT = datetime(2026, 1, 20, 2, tzinfo=UTC)
 
@@ -119,7 +119,7 @@ class _Interrupting(set[Any]):
         super().__init__()
         self.method = method
 
-    def add(self, element: Ledgered) -> None:
+    def add(self, element: SqliteTransaction) -> None:
         super().add(element)
         self._interrupt("add")
 
@@ -133,7 +133,7 @@ def test_an_interrupt_right_after_a_transaction_began_leaves_nothing_open(
     fp: Fencepost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     still_open = _Interrupting("add")
-    monkeypatch.setattr(transaction, "_open", still_open)
+    monkeypatch.setattr(transaction_sqlite, "_open", still_open)
 
     @fp.job("billing")
     def billing(run: Run) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from fencepost.ledger.api import Attempt
+from fencepost.ledger.api import Attempt, Report
 from fencepost.ledger.sqlite import SqliteLedger
 from fencepost.model.claim import Claimed, Want
 from fencepost.model.ending import Settled
+from fencepost.model.item import ItemState
 from fencepost.model.lease import Holder
 from fencepost.model.policy import Policy
 from fencepost.model.run import RunRecord, State
+from fencepost.model.slot import RunKey
 from fencepost.stores.sqlite import SqliteStore
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fencepost.ledger.api import Ledger
-    from fencepost.model.slot import RunKey
 
 DONE = Settled(State.SUCCEEDED)
 
@@ -69,3 +70,32 @@ def claimed(ledger: Ledger, key: RunKey, nonce: str, policy: Policy | None = Non
 def run_through(ledger: Ledger, key: RunKey, nonce: str) -> RunRecord:
     """Claim a run and end it well."""
     return finish(ledger.finish(claimed(ledger, key, nonce), DONE))
+
+
+class Counted(Protocol):
+    """What counts how often this process waited for an answer of its server."""
+
+    def cost(self) -> int:
+        """Return the round trips since the last call."""
+
+
+def every_verb(ledger: Ledger, slot: int, trips: Counted) -> dict[str, int]:
+    costs = {}
+    want = wanted(RunKey("job", slot), f"nonce {slot}")
+    report = Report(1, 2, (("rows", 3),), "a")
+    trips.cost()
+    attempt = attempt_of(finish(ledger.claim(want)))
+    costs["claim"] = trips.cost()
+    assert finish(ledger.claim(want)).grant is not None
+    costs["adopted"] = trips.cost()
+    finish(ledger.beat(attempt, ttl=30.0, report=report))
+    costs["beat"] = trips.cost()
+    finish(ledger.save(attempt, checkpoint="1", report=report))
+    costs["save"] = trips.cost()
+    finish(ledger.begin(attempt, scope=str(slot), items=["a", "b"], call="c", repeat=False))
+    costs["begin"] = trips.cost()
+    finish(ledger.end(attempt, scope=str(slot), items=[("a", ItemState.DONE, None)]))
+    costs["end"] = trips.cost()
+    finish(ledger.finish(attempt, DONE, report=report))
+    costs["finish"] = trips.cost()
+    return costs

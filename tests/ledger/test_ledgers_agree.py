@@ -24,6 +24,7 @@ from fencepost.model.slot import RunKey
 from fencepost.stores.memory import MemoryStore
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from marialab import MariaClocks
 from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
@@ -315,11 +316,22 @@ def agreed(*program: tuple[object, ...]) -> list[object]:
 def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
     """Return the answers that the reference and two clients of a server agree about."""
     with closing(ServerClocks()) as clocks:
-        still, space = StillClocks(), fresh_namespace()
-        world = BlockingWorld(clocks=still)
+        space = fresh_namespace()
         clients = [opened_postgres(clocks.url, namespace=space) for _ in range(2)]
-        reference = Cluster(still, MemoryLedger(world, MemoryStore(world)))
-        return agreed_by([reference, Cluster(clocks, *clients)], program)
+        return agreed_by([reference(), Cluster(clocks, *clients)], program)
+
+
+def agreed_on_mariadb(*program: tuple[object, ...]) -> list[object]:
+    """Return the same of two clients of a MariaDB server."""
+    clocks, space = MariaClocks(), fresh_namespace()
+    clients = [clocks.opened(space) for _ in range(2)]
+    return agreed_by([reference(), Cluster(clocks, *clients)], program)
+
+
+def reference() -> Cluster:
+    still = StillClocks()
+    world = BlockingWorld(clocks=still)
+    return Cluster(still, MemoryLedger(world, MemoryStore(world)))
 
 
 def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]) -> list[object]:
@@ -331,7 +343,7 @@ def agreed_by(clusters: Sequence[Cluster], program: Sequence[tuple[object, ...]]
                 finish(ledger.close())
 
 
-everywhere = pytest.mark.parametrize("agreed", [agreed, agreed_on_a_server])
+everywhere = pytest.mark.parametrize("agreed", [agreed, agreed_on_a_server, agreed_on_mariadb])
 
 
 @settings(max_examples=150, deadline=None)
@@ -344,6 +356,12 @@ def test_sqlite_answers_like_the_reference(program: list[tuple[object, ...]]) ->
 @given(st.lists(commands, min_size=20, max_size=60))
 def test_postgres_answers_like_the_reference(program: list[tuple[object, ...]]) -> None:
     agreed_on_a_server(*program)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(commands, min_size=20, max_size=60))
+def test_mariadb_answers_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed_on_mariadb(*program)
 
 
 @everywhere

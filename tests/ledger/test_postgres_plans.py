@@ -10,9 +10,12 @@ import pytest
 
 from fencepost.ledger import (
     postgres_alarm_rows,
+    postgres_joined_rows,
     postgres_leases,
+    postgres_life,
     postgres_planner_rows,
     postgres_rows,
+    postgres_usual,
 )
 from fencepost.world.flow import finish
 from fencepost.world.postgres import Statement
@@ -23,9 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-MODULES = (postgres_alarm_rows, postgres_leases, postgres_planner_rows, postgres_rows)
-# What only an operator asks for, of everything there is.
-ALL = {"FIND_ALL_EVENTS", "FIND_JOBS"}
+MODULES = (
+    postgres_alarm_rows,
+    postgres_joined_rows,
+    postgres_leases,
+    postgres_life,
+    postgres_planner_rows,
+    postgres_rows,
+    postgres_usual,
+)
+# What only an operator asks for, of everything there is; and what a set clock makes necessary.
+ALL = {"FIND_ALL_EVENTS", "FIND_JOBS", "SET_BACK"}
 HISTORY = """
 INSERT INTO fencepost_run
 SELECT 'default', 'job' || i % 500, i, 0, 0, 'succeeded', 'job' || i % 500, 'job' || i % 500, i, '',
@@ -57,7 +68,7 @@ def statements(module: ModuleType) -> Iterator[tuple[str, Statement]]:
     for name, found in vars(module).items():
         several = found.values() if isinstance(found, dict) else found
         for each in several if isinstance(found, dict | tuple) else (found,):
-            if isinstance(each, Statement):
+            if isinstance(each, Statement) and each.prepared:
                 yield name, each
 
 

@@ -20,7 +20,6 @@ from fencepost import AsyncFencepost, Fencepost
 from fencepost.flows import serve
 from fencepost.ledger import registering
 from fencepost.model import cohort
-from fencepost.testing.clock import SettableClocks
 
 if TYPE_CHECKING:
     from fencepost import AsyncRun, Run
@@ -55,7 +54,7 @@ def cluster() -> None:
     dice = random.Random(os.getpid())
 
     def body(run: Run) -> None:
-        done(run)
+        done(run, time.clock_gettime(time.CLOCK_BOOTTIME))
         time.sleep(dice.random() * 0.05)
 
     for number in range(OPTIONS["jobs"]):
@@ -118,9 +117,7 @@ def heard_tick(took: float, late: float) -> None:
 
 def clocked() -> None:
     """Be an instance whose wall clock may be off."""
-    clocks = SettableClocks()
-    clocks.step_wall(OPTIONS["off"])
-    with instance(clocks=clocks) as fp:
+    with instance() as fp:
 
         @fp.job("job", every="1s")
         def job(run: Run) -> None:

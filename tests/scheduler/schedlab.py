@@ -22,6 +22,7 @@ from fencepost.serving import ThreadCrew
 from fencepost.testing.clock import SettableClocks
 from fencepost.testing.ledger_checker import prove
 from fencepost.world.flow import finish
+from servers.faketime import wrong_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,9 +57,14 @@ def url_of(folder: Path) -> str:
 class Member:
     """One process of the cluster."""
 
-    def __init__(self, folder: Path, mode: str, **options: object) -> None:
+    def __init__(self, folder: Path, mode: str, *, off: float = 0.0, **options: object) -> None:
         words = [sys.executable, str(PROGRAM), url_of(folder), str(folder), mode]
-        self.process = subprocess.Popen([*words, json.dumps(options)], start_new_session=True)
+        self.off = off  # by how much its wall clock is wrong
+        self.process = subprocess.Popen(
+            [*words, json.dumps(options)],
+            env={**os.environ, **(wrong_by(off) if off else {})},
+            start_new_session=True,
+        )
         self.pid = self.process.pid
         self._asked = False
 
@@ -226,6 +232,16 @@ def repeated(books: Books, done: Sequence[Effect]) -> list[str]:
         if run.state is State.SUCCEEDED and not counted[job, slot]:
             wrong.append(f"{run.key} succeeded and did nothing")
     return wrong
+
+
+def early(books: Books, done: Sequence[Effect]) -> list[str]:
+    """Say which slots began before their time: by the ledger's clock, and by this machine's.
+
+    Effects are told with the boot-time clock of the machine, which nobody fakes.
+    """
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    wrong = [f"{run}" for run in books.runs if run.starts and run.started_at < run.key.slot]
+    return wrong + [f"{one}" for one in done if boot + float(one.more) < one.slot]
 
 
 class Heard:

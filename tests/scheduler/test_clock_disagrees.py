@@ -39,7 +39,7 @@ def test_a_process_whose_clock_is_off_decides_nothing_and_the_others_go_on(
     tmp_path: Path, off: int
 ) -> None:
     with members() as fleet:
-        fleet += [Member(tmp_path, "clocked", off=0) for _ in range(2)]
+        fleet += [Member(tmp_path, "clocked") for _ in range(2)]
         until(lambda: effects(tmp_path))
         wrong = Member(tmp_path, "clocked", off=off, knows=True)
         fleet.append(wrong)

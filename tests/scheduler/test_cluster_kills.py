@@ -8,10 +8,20 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from schedlab import Member, books_of, complaints, effects, members, repeated, unproven, until
+from schedlab import (
+    Member,
+    books_of,
+    complaints,
+    early,
+    effects,
+    members,
+    repeated,
+    unproven,
+    until,
+)
 
 from fencepost.model.run import State
-from servers import Postgres, shared
+from servers import MariaDB, Postgres, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,22 +34,27 @@ EVERY = 10.0 if SECONDS > 60 else 3.0
 REASONS = {"coalesced", "lock_held"}
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+# Where a server tells the time the clocks of instances may be ten minutes ahead, or behind.
+SERVERS: dict[str, type[Postgres | MariaDB]] = {"postgres": Postgres, "mariadb": MariaDB}
+CLOCKS = {"sqlite": (0, 0, 0, 0), **dict.fromkeys(SERVERS, (0, +600, -600, 0))}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", *SERVERS])
 def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
     tmp_path: Path, kind: str
 ) -> None:
-    if kind == "postgres":
-        url = shared(Postgres).database(f"kills_{tmp_path.name}_{os.getpid()}")
-        (tmp_path / "url").write_text(url)
+    if kind in SERVERS:
+        name = f"kills_{time.time_ns()}"  # MariaDB's have at most 64 characters
+        (tmp_path / "url").write_text(shared(SERVERS[kind]).database(name))
     dice = random.Random(SECONDS)
     with members() as fleet:
 
-        def start() -> Member:
-            member = Member(tmp_path, "cluster", jobs=JOBS, lease=LEASE)
+        def start(off: float) -> Member:
+            member = Member(tmp_path, "cluster", off=off, jobs=JOBS, lease=LEASE)
             fleet.append(member)
             return member
 
-        alive = [start() for _ in range(4)]
+        alive = [start(off) for off in CLOCKS[kind]]
         until(lambda: len({effect.pid for effect in effects(tmp_path)}) == 4)
         end = time.monotonic() + SECONDS
         kills = 0
@@ -51,7 +66,7 @@ def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
             victim.kill()
             kills += 1
             alive.remove(victim)
-            alive.append(start())
+            alive.append(start(victim.off))
             time.sleep(max(EVERY / 2, LEASE + 0.5 - EVERY / 2))
             frozen.go_on()
         # Whoever was started last must be up, or there is nobody yet to hear the signal.
@@ -65,6 +80,10 @@ def test_instances_that_die_and_freeze_run_nothing_twice_and_leave_nothing_out(
     assert repeated(books, done) == []
     assert unproven(tmp_path) == []
     assert complaints(books, reasons=REASONS) == []
+    assert early(books, done) == []
+    assert {member.off for member in fleet if member.pid in {one.pid for one in done}} == set(
+        CLOCKS[kind]
+    )
     succeeded = [run for run in books.runs if run.state is State.SUCCEEDED]
     assert len(succeeded) > JOBS * SECONDS * 0.5
     assert not [run for run in books.runs if run.state is State.FAILED]

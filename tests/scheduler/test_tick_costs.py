@@ -104,14 +104,15 @@ def test_ends_and_claims_share_a_commit(traced: Traced) -> None:
     assert traced.cost().count("COMMIT") == 1
 
 
-@pytest.mark.parametrize("traced", [10_000], indirect=True)
-def test_ten_thousand_that_are_due_take_forty_commits_with_their_ends(traced: Traced) -> None:
+# SQLite writes out what it traces, whole batches for each of their rows: so batches are small here.
+@pytest.mark.parametrize("traced", [2_000], indirect=True)
+def test_twenty_batches_that_are_due_take_a_commit_each_with_their_ends(traced: Traced) -> None:
     traced.clocks.advance(3600)
     ran: set[str] = set()
     begun: list[Begun] = []
     traced.cost()
     while True:
-        ticked = traced.tick(500, ended=begun)
+        ticked = traced.tick(100, ended=begun)
         begun = ticked.begun
         keys = {str(attempt_of(one).key) for one in begun}
         assert not keys & ran
@@ -119,10 +120,10 @@ def test_ten_thousand_that_are_due_take_forty_commits_with_their_ends(traced: Tr
         if not begun:
             break
     words = traced.cost()
-    assert len(ran) == 10_000
-    assert words.count("COMMIT") <= 40
+    assert len(ran) == 2_000
+    assert words.count("COMMIT") <= 21
     # Claims and ends go by the batch.
-    assert len(words) <= 400
+    assert len(words) <= 12 * 21
 
 
 @pytest.mark.parametrize("traced", [500], indirect=True)

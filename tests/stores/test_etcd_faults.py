@@ -22,6 +22,7 @@ from fencepost.errors import (
     Misuse,
     OutcomeUnknown,
     StoreUnavailable,
+    StoreUnfit,
 )
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.symptom import Severity
@@ -428,7 +429,7 @@ def test_a_url_that_makes_no_sense_is_refused_with_a_reason(url: str, sentence: 
 
 
 def test_something_that_is_not_etcd_is_called_so() -> None:
-    with opened(shared(Etcd).peer_port) as store, pytest.raises(BadUrl, match="HTTP 404"):
+    with opened(shared(Etcd).peer_port) as store, pytest.raises(StoreUnfit, match="HTTP 404"):
         acquire(store, someone())
 
 

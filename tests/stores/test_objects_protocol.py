@@ -12,7 +12,6 @@ from objects_stub import StubS3
 
 from fencepost.errors import (
     BadDuration,
-    BadUrl,
     LeaseHeld,
     OutcomeUnknown,
     StoreUnavailable,
@@ -321,8 +320,8 @@ _ECHO = f"<Error><Code>InvalidToken</Code><Token-0>{SECRET}</Token-0></Error>"
         ({"status": 403, "code": "RequestTimeTooSkewed"}, StoreUnfit, "set the time"),
         ({"status": 401, "code": "Unauthorized"}, StoreUnfit, "check AWS_ACCESS_KEY_ID"),
         ({"status": 400, "body": _ECHO}, StoreUnfit, "were refused (InvalidToken)"),
-        ({"status": 404, "code": "NoSuchBucket"}, BadUrl, "does not exist: create the bucket"),
-        ({"status": 301, "code": "PermanentRedirect"}, BadUrl, "say which with region"),
+        ({"status": 404, "code": "NoSuchBucket"}, StoreUnfit, "does not exist: create the bucket"),
+        ({"status": 301, "code": "PermanentRedirect"}, StoreUnfit, "say which with region"),
         ({"status": 501, "code": "NotImplemented"}, StoreUnfit, "does not know conditional writes"),
         (
             {"status": 405, "code": "MethodNotAllowed"},
@@ -358,7 +357,7 @@ def test_a_missing_bucket_is_named_by_every_verb(server: StubS3) -> None:
         store.peek("job"),
         store.views(),
     ):
-        with pytest.raises(BadUrl, match="does not exist: create the bucket first"):
+        with pytest.raises(StoreUnfit, match="does not exist: create the bucket first"):
             finish(flow)
 
 

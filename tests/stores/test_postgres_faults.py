@@ -212,26 +212,6 @@ def test_a_fork_leaves_the_parents_sessions_alone() -> None:
 # Clocks.
 
 
-@pytest.mark.parametrize("step", [-3600.0, 3600.0])
-@pytest.mark.parametrize("option", OPTIONS)
-def test_a_server_whose_clock_steps_blocks_nobody_for_longer_than_a_ttl(
-    step: float, option: str
-) -> None:
-    with PostgresOutOfTime.own() as server:
-        store = store_at(server.url() + option)
-        _, grant = granted(store, ttl=1.5)
-        server.step(step)
-        began = time.monotonic()
-        token = 0
-        while not token:
-            assert time.monotonic() - began < 1.5 + 1.0, "blocked for longer than its ttl"
-            with suppress(LeaseHeld):
-                token = granted(store, ttl=1.5)[1].token
-            time.sleep(0.01)
-        assert token > grant.token
-        finish(store.close())
-
-
 def test_tokens_grow_though_the_server_is_set_back_by_an_hour() -> None:
     with PostgresOutOfTime.own() as server:
         store = store_at(server.url())

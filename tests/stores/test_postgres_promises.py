@@ -14,7 +14,7 @@ from postgres_kit import free, fresh, granted, pooler, somebody, store_at
 
 from fencepost import Fencepost, LeaseHeld
 from fencepost.cli.main import main
-from fencepost.errors import BadUrl, Misuse, StoreUnavailable
+from fencepost.errors import BadUrl, Misuse, StoreUnavailable, StoreUnfit
 from fencepost.model.symptom import Severity
 from fencepost.world.flow import finish
 from fencepost.world.postgres_session import Session
@@ -52,17 +52,19 @@ def test_a_wrong_password_is_told() -> None:
     server.run("DO $$ BEGIN CREATE ROLE locked LOGIN; EXCEPTION WHEN duplicate_object THEN END $$")
     server.run("ALTER ROLE locked PASSWORD 'right'")
     where = f"127.0.0.1:{server.port}"
-    refused(f"postgresql://locked:{SECRET}@{where}/postgres", BadUrl, "does not let this user in")
+    refused(
+        f"postgresql://locked:{SECRET}@{where}/postgres", StoreUnfit, "does not let this user in"
+    )
 
 
 def test_an_unknown_database_is_told() -> None:
     url = shared(Postgres).url("nowhere").replace("postgres@", f"postgres:{SECRET}@")
-    refused(url, BadUrl, "has no such database")
+    refused(url, StoreUnfit, "has no such database")
 
 
 def test_an_unknown_user_is_told() -> None:
     url = shared(Postgres).url().replace("postgres@", f"nobody:{SECRET}@")
-    refused(url, BadUrl, "knows no such user")
+    refused(url, StoreUnfit, "knows no such user")
 
 
 def test_a_server_that_is_not_there_is_told() -> None:

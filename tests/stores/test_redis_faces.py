@@ -12,7 +12,15 @@ from urllib.parse import quote
 import pytest
 from redis_kit import WORLD, holder, store_at
 
-from fencepost import BadUrl, Fencepost, FencepostError, LeaseHeld, Misuse, StoreUnavailable
+from fencepost import (
+    BadUrl,
+    Fencepost,
+    FencepostError,
+    LeaseHeld,
+    Misuse,
+    StoreUnavailable,
+    StoreUnfit,
+)
 from fencepost.stores.redis import RedisStore, open_rediss, read_address
 from fencepost.world.flow import finish
 from servers import Postgres, Valkey, shared
@@ -95,7 +103,7 @@ def test_a_wrong_password_is_said_and_never_shown(guarded: Valkey, who: str) -> 
         store.acquire("x", holder=holder(), ttl=30.0),
         store.views(),
     ):
-        with pytest.raises(BadUrl, match="refused the user or the password") as caught:
+        with pytest.raises(StoreUnfit, match="refused the user or the password") as caught:
             finish(attempt)
         assert f"127.0.0.1:{guarded.port}" in str(caught.value)
         assert "wr0ng" not in str(caught.value)
@@ -121,10 +129,10 @@ def test_who_cannot_be_reached_is_named() -> None:
     assert "is this the right host and port?" in str(error)
 
 
-def test_a_database_that_does_not_exist_is_a_bad_url() -> None:
+def test_a_database_that_does_not_exist_is_named() -> None:
     store = RedisStore(WORLD, read_address(f"127.0.0.1:{shared(Valkey).port}/99", tls=False))
     error = refused_by(store)
-    assert isinstance(error, BadUrl)
+    assert isinstance(error, StoreUnfit)
     assert "there is no database 99" in str(error)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis_kit import Waiter, until
 
-from fencepost import AsyncFencepost, BadUrl, Fencepost
+from fencepost import AsyncFencepost, BadUrl, Fencepost, StoreUnfit
 from servers import Valkey, shared
 from servers.where import missing
 
@@ -109,7 +109,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(port: int) -> None:
     sentence = "is not trusted.*name its authority with .ssl_ca_certs=FILE"
     with (
         Fencepost(f"rediss://localhost:{port}/0") as fp,
-        pytest.raises(BadUrl, match=sentence),
+        pytest.raises(StoreUnfit, match=sentence),
     ):
         fp.lock("x").acquire()
 

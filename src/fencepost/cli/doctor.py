@@ -6,7 +6,7 @@ It looks at the store, its settings and its clock, and at how long runs take. It
 from __future__ import annotations
 
 from fencepost.cli.asking import asked, url_of
-from fencepost.cli.main import FINE, UNREACHABLE, WRONG
+from fencepost.cli.main import FINE, UNREACHABLE, WRONG, say
 from fencepost.cli.reading import ledger_at
 from fencepost.cli.showing import bold, plain, print_json
 from fencepost.ledger.open import has_ledger
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _WORDS = {Severity.BREAKS: "breaks", Severity.RISK: "risk", Severity.NOTE: "note"}
 _ENDED = (State.SUCCEEDED, State.TIMED_OUT)
 _UNUSABLE = ".unusable"  # how a store says that it could not even be examined
+_UNMADE = ".tables"  # how it says that nobody has used it yet
 _NEWEST = 30  # runs of each job that are looked at
 
 
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         asked(store.close())
     found.sort(key=lambda symptom: (-symptom.severity, symptom.code))
+    unusable = [symptom for symptom in found if symptom.code.endswith(_UNUSABLE)]
     worst = found[0].severity if found else Severity.NOTE
     if args.json:
         print_json(
@@ -59,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
                 "symptoms": [_plain(symptom) for symptom in found],
             }
         )
-    else:
+    elif not unusable:
         _print(found, args)
-    if any(symptom.code.endswith(_UNUSABLE) for symptom in found):
+    if unusable:
+        say(unusable[0].what)
         return UNREACHABLE
     return WRONG if worst is Severity.BREAKS else FINE
 
@@ -79,7 +82,8 @@ def _found(store: LeaseStore, args: argparse.Namespace) -> list[Symptom]:
     if any(symptom.severity is Severity.BREAKS for symptom in found):
         return found  # a ledger that cannot be used has nothing to add
     found += _disclaimed(store)
-    if has_ledger(store):
+    unmade = any(symptom.code.endswith(_UNMADE) for symptom in found)
+    if has_ledger(store) and not unmade:  # to look at a ledger would make its tables
         with ledger_at(args) as ledger:
             if ledger is not None:
                 found += _clock(ledger)

@@ -17,7 +17,7 @@ from fencepost.flows.attempt import RELEASED, conclude, keep_output, say as tell
 from fencepost.flows.command import oversee
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
-from fencepost.model.command import code_of_failure, must_end
+from fencepost.model.command import code_of_failure, must_end, still_at
 from fencepost.model.ending import Ending
 from fencepost.model.kept import encoded
 from fencepost.model.output import Excerpt
@@ -87,6 +87,8 @@ class CommandAttempt:
             record = None
         else:
             record = await self._record(self._ending(command), command)
+        if hold.lean is not None:
+            hold.lean.end()
         command.close()  # only now: the guardian takes a moment to vanish, and others wait
         errand.drain(tee)
         return record
@@ -102,6 +104,7 @@ class CommandAttempt:
             lifeline=getattr(errand.ledger.leases, "lifeline", _none)(),
             until=(min(ask_at, stop_at), min(kill_at, strike_at)),
             grace=errand.wanted.grace,
+            still_at=still_at(hold.lean),
             stdout=tee.stdout,
             stderr=tee.stderr,
         )

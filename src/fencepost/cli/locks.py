@@ -43,8 +43,10 @@ def register(subparsers: Subparsers) -> None:
 def show(args: argparse.Namespace) -> int:
     """Print the leases of this namespace."""
     store = opened(args, BlockingWorld())
-    views = [view for view in asked(store.views()) if view.held or args.all]
-    asked(store.close())
+    try:
+        views = [view for view in asked(store.views()) if view.held or args.all]
+    finally:
+        asked(store.close())
     if args.json:
         print_json([_plain(view) for view in views])
     elif views:

@@ -6,6 +6,7 @@ from fencepost.cli.asking import asked, opened, url_of
 from fencepost.cli.main import FINE
 from fencepost.errors import BadUrl, StoreUnavailable
 from fencepost.fence import CREATE_DONE, CREATE_GUARD
+from fencepost.ledger.draft_ledger import DraftLedger
 from fencepost.ledger.open import ledger_of
 from fencepost.ledger.sqlite import SqliteLedger
 from fencepost.stores.open import redacted
@@ -42,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
     url = args.guard or url_of(args)
     if args.sql:
         for statement in _statements(url, guard=bool(args.guard)):
-            print(statement.strip() + ";")
+            text = statement.strip()
+            if _is_mariadb(url) and ";" in text:  # its client would take the first one for the end
+                print(f"DELIMITER //\n{text}//\nDELIMITER ;")
+            else:
+                print(text + ";")
         return FINE
     if args.guard:
         _create_guard(url)
@@ -50,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
         world = BlockingWorld()
         store = opened(args, world)
         asked(store.views())  # whoever opens a store brings it up to date
-        if url.startswith(_SQLITE) or _is_postgres(url):
+        if url.startswith(_SQLITE) or _is_postgres(url) or _is_mariadb(url):
             ledger = ledger_of(world, store)
             asked(ledger.jobs())  # and so does whoever asks a ledger
-            if args.accept_copy and isinstance(ledger, SqliteLedger):
+            if args.accept_copy and isinstance(ledger, SqliteLedger | DraftLedger):
                 asked(ledger.accept_copy())
         asked(store.close())
     if not args.quiet:
@@ -63,11 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _statements(url: str, *, guard: bool) -> tuple[str, ...]:
     if _is_mariadb(url):
-        from fencepost import fence_mariadb
-        from fencepost.stores import mariadb_rows
-
-        fences = (fence_mariadb.CREATE_GUARD, fence_mariadb.CREATE_DONE)
-        return fences if guard else mariadb_rows.CREATE
+        return _mariadb_statements(guard=guard)
     if _is_postgres(url):
         return _postgres_statements(url, guard=guard)
     if guard:
@@ -122,6 +123,17 @@ def _is_mariadb(url: str) -> bool:
 
 def _is_postgres(url: str) -> bool:
     return url.startswith(("postgresql://", "postgres://"))
+
+
+def _mariadb_statements(*, guard: bool) -> tuple[str, ...]:
+    if guard:
+        from fencepost import fence_mariadb
+
+        return (fence_mariadb.CREATE_GUARD, fence_mariadb.CREATE_DONE)
+    from fencepost.ledger import mariadb as runs
+    from fencepost.stores import mariadb_rows as leases
+
+    return leases.CREATE + runs.statements()
 
 
 def _postgres_statements(url: str, *, guard: bool) -> tuple[str, ...]:

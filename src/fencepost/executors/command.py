@@ -19,7 +19,7 @@ from fencepost.bodies import why_stopped
 from fencepost.errors import GiveUp, LeaseLost, Misuse, RetryAfter, RunTimedOut, Said
 from fencepost.flows.keep import LONGEST_SILENCE
 from fencepost.isolated import UnderGuard, let_go_in_forks, need_not_let_go, until_gone
-from fencepost.model.command import SHORTEST_TTL, must_stop
+from fencepost.model.command import SHORTEST_TTL, must_stop, still_at
 from fencepost.model.duration import shown
 from fencepost.model.kept import encoded
 from fencepost.model.named import NamedTuple
@@ -203,17 +203,18 @@ class _Command(UnderGuard):
             lifeline=course.lifeline(),
             until=self.until,
             grace=grace,
+            still_at=still_at(hold.lean),
             stdout=tee.stdout,
             stderr=tee.stderr,
             cwd=self._words.cwd,
         )
         tee.begin()
 
-    def tell(self, until: tuple[float, float]) -> None:
+    def tell(self, until: tuple[float, float], *, still: float) -> None:
         """Tell the guards until when it may run."""
-        if until != self.until:
-            self._guards.extend(*until)
-            self.until = until
+        if (*until, still) != (*self.until, self._still):
+            self._guards.extend(*until, still)
+            self.until, self._still = until, still
 
     def listen(self) -> None:
         """Take note of what the guards have reported."""

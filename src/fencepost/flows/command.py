@@ -7,7 +7,7 @@ after each renewal it tells the guards until when the command may run, and they 
 from __future__ import annotations
 
 from fencepost.flows.keep import renew
-from fencepost.model.command import QUICK, must_end
+from fencepost.model.command import QUICK, Until, must_end, still_at
 from fencepost.model.lease import Phase
 from fencepost.model.named import NamedTuple
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         def code(self) -> int:
             """How the command ended, as a shell would say it."""
 
-        def extend(self, ask_at: float, kill_at: float) -> None:
+        def extend(self, ask_at: float, kill_at: float, still_at: float) -> None:
             """Tell the guards until when the command may run."""
 
         def listen(self) -> None:
@@ -68,19 +68,19 @@ async def oversee(
 
     ``stop`` says when it is to be asked and killed for other reasons than its lease.
     """
-    told = must_end(hold.trust, ends=hold.ends, notice=notice)
+    told = Until(*must_end(hold.trust, ends=hold.ends, notice=notice))
     while not command.gone:
         now = world.clocks.boottime()
         if now >= hold.wakes():
             await renew(world, store, hold)
             now = world.clocks.boottime()
-        until = must_end(hold.trust, ends=hold.ends, notice=notice)
+        until = Until(*must_end(hold.trust, ends=hold.ends, notice=notice), still_at(hold.lean))
         if stop is not None:
             ask_at, kill_at = stop()
-            until = (min(until[0], ask_at), min(until[1], kill_at))
+            until = until._replace(ask=min(until.ask, ask_at), kill=min(until.kill, kill_at))
         if hold.phase(now) is Phase.LOST:
             # Others may have it already, so there is no time to lose; and this is the last word.
-            until = (min(told[0], now), min(told[1], now + QUICK))
+            until = Until(min(told.ask, now), min(told.kill, now + QUICK), until.still)
         if until != told:
             command.extend(*until)
             told = until

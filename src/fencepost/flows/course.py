@@ -62,7 +62,7 @@ class Course:
     recall_at: float | None = None  # and when at the latest, on the boot-time clock
     stuck = False
     settled = False  # whether the claim is on the disk, as far as we have seen to it
-    transaction_of: object = None  # the thread or task that has a transaction open
+    transacting: frozenset[object] = frozenset()  # threads or tasks that have a transaction open
     handed_off = False  # whether another program has it by now
     adopted = False  # whether it was handed off to us: only then we renew by handing over
     said: str | None = None  # what a command left to be kept, however it ended: JSON
@@ -150,13 +150,7 @@ class Course:
         What is to be given back may still save: else a step that is longer than the time there is
         would be taken for ever.
         """
-        if self.gate is not None and self.gate.phase(self._boottime()) is Phase.LOST:
-            self.hold.lose(
-                f"its lease elsewhere is lost: {self.gate.why_lost or 'it was released'}"
-            )
-        if self.hold.phase(self._boottime()) is Phase.LOST:
-            reason = self.hold.why_lost or "the attempt has ended"
-            raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
+        self.check_held()
         if self.cancelled:
             raise RunCancelled(str(self.run.key))
         if self.overdue and not saving:
@@ -164,6 +158,16 @@ class Course:
         if self.late:
             assert self.policy.timeout is not None, "only what has a timeout can be late"
             raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
+
+    def check_held(self) -> None:
+        """Return if the lease can be believed in; else raise why it cannot."""
+        if self.gate is not None and self.gate.phase(self._boottime()) is Phase.LOST:
+            self.hold.lose(
+                f"its lease elsewhere is lost: {self.gate.why_lost or 'it was released'}"
+            )
+        if self.hold.sure(self._boottime) is Phase.LOST:
+            reason = self.hold.why_lost or "the attempt has ended"
+            raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
 
     def is_lost(self, error: BaseException) -> bool:
         """Say whether an error tells that this run is lost; it may be about something else."""

@@ -6,7 +6,7 @@ at the deadlines that they were last told, even if nobody tells them anything an
 
 from __future__ import annotations
 
-from fencepost.model.command import QUICK, must_stop
+from fencepost.model.command import QUICK, must_stop, still_at
 from fencepost.model.lease import Phase
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         def report(self) -> int:
             """What becomes readable when the guards have something to say."""
 
-        def tell(self, until: tuple[float, float]) -> None:
+        def tell(self, until: tuple[float, float], *, still: float) -> None:
             """Tell the guards until when it may run, and the body what its run has to know."""
 
         def listen(self) -> None:
@@ -48,13 +48,14 @@ if TYPE_CHECKING:
 # News of the lease are passed on within this share of its ttl, long before the guards would act.
 _SHARE = 12
 _LONGEST_NAP = 0.5
+_BRIEF_NAP = 0.05  # where proofs come one after the other
 _GLANCE = 0.02
 
 
 async def attend(world: World, course: Course, body: Body) -> None:
     """See a body through until nothing of it is left. Whoever was interrupted may go on with it."""
     hold, grace = course.hold, body.grace
-    nap = min(hold.ttl / _SHARE, _LONGEST_NAP)
+    nap = min(hold.ttl / _SHARE, _LONGEST_NAP if hold.lean is None else _BRIEF_NAP)
     while not body.gone:
         now = world.clocks.boottime()
         if (course.cancelled or course.overdue) and body.asked_at is None:
@@ -63,7 +64,7 @@ async def attend(world: World, course: Course, body: Body) -> None:
         if hold.phase(now) is Phase.LOST:
             # Others may have it already, so there is no time to lose; and this is the last word.
             until = (min(body.until[0], now), min(body.until[1], now + QUICK))
-        body.tell(until)
+        body.tell(until, still=still_at(hold.lean))
         if body.orphaned:
             await world.call(body.mop_up)
             await world.sleep(_GLANCE)

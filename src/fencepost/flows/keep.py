@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencepost.flows.acquire import Granted
-    from fencepost.model.lease import Grant
+    from fencepost.model.lease import Grant, Lean
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import Flow, World
 
 _NEVER = float("inf")
 # A run that is cancelled, or makes progress, should be seen to within this long.
 LONGEST_SILENCE = 2.0
+# How often one who waits for a proof looks up.
+_GLANCE = 0.5
 # When to look for a grant nobody waits for any more: now, and again while it may be on its way.
 _RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
 
@@ -40,7 +42,7 @@ class Hold:
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
         *("owner", "on_loss", "beat", "pinned", "ending", "_emit", "_chatty", "_phase", "_slow"),
-        "_max_hold",
+        *("_max_hold", "lean", "patience"),
     )
     name: str
     token: int
@@ -68,6 +70,8 @@ class Hold:
         # Since when our own write transaction keeps everybody else out: nobody can take the lease.
         self.pinned = 0.0
         self._slow = False
+        self.lean: Lean | None = None  # what else is to be proven, all the time
+        self.patience = _NEVER  # how long one who asks can wait for a proof
         self.ending = False  # its run is being ended: a renewal may well come too late
         # Whether anybody listens to what goes well. Asked each time: somebody may begin to.
         self._emit, self._chatty = emit, chatty
@@ -78,6 +82,7 @@ class Hold:
     def begin(self, granted: Granted) -> None:
         """Hold what was granted. Made before that, a hold keeps nobody waiting after it."""
         self.name, grant, sent = granted
+        self.lean = grant.lean
         self.token, self.released = grant.token, False
         self.ends = None if self._max_hold is None else sent + self._max_hold
         self.trust = trust(sent, ttl=grant.ttl, ends=self.ends)
@@ -105,7 +110,10 @@ class Hold:
         self.next_try = renew_due(self.trust)
 
     def phase(self, now: float) -> Phase:
-        """Say how far the lease can be believed in; once lost, always lost."""
+        """Say how far the lease can be believed in; once lost, always lost.
+
+        What is unproven is not lost yet: perhaps we were only late.
+        """
         if self.released or self.why_lost is not None:
             return Phase.LOST
         if self.pinned:
@@ -117,6 +125,31 @@ class Hold:
             self._phase = current
             if current is not Phase.HELD:
                 self.say(current.value, f"{self.trust.until - now:.1f} s left unless renewed")
+        if self.unproven(now) and current is not Phase.LOST:
+            return Phase.UNPROVEN
+        return current
+
+    def doubt(self, now: float, why: str) -> None:
+        """Tell, once each time, that nobody can say any more whether the lease is ours."""
+        if self.unproven(now) and self._phase is not Phase.UNPROVEN:
+            self._phase = Phase.UNPROVEN
+            self.say("unproven", why)
+
+    def unproven(self, now: float) -> bool:
+        """Say whether what the lease leans on was not proven for too long."""
+        return self.lean is not None and not self.pinned and now >= self.lean.until()
+
+    def sure(self, boottime: Callable[[], float]) -> Phase:
+        """Say the same once it is known: where a proof is late, wait until the keeper has it.
+
+        That ends with ``patience``, or with the lease: what nobody can prove is not renewed.
+        """
+        began = boottime()
+        while (current := self.phase(now := boottime())) is Phase.UNPROVEN:
+            assert self.lean is not None, "else there is nothing to be proven"
+            if now - began >= self.patience:
+                self.lose(f"nobody could tell for {self.patience:g} s whether it is still ours")
+            self.lean.wait(min(_GLANCE, self.patience, self.trust.until - now))
         return current
 
     def still_pinned(self, now: float) -> None:
@@ -148,7 +181,10 @@ class Hold:
         """Return when the keeper must look at this hold again."""
         if self.why_lost is not None:
             return _NEVER
-        return self.next_try if self.pinned else min(self.next_try, self.trust.until)
+        if self.pinned:
+            return self.next_try
+        first = min(self.next_try, self.trust.until)
+        return first if self.lean is None else min(first, self.lean.next_try)
 
     def say(self, what: str, detail: str = "") -> None:
         """Emit an event about this lease."""
@@ -181,7 +217,11 @@ class Charges:
     def add(self, hold: Hold) -> None:
         """Look after a hold from now on."""
         self._holds[hold.nonce] = hold
-        wakes = hold.wakes()
+        leans = hold.lean is not None  # then it is to be looked at soon, whatever else it waits for
+        if leans or hold.next_try < self._wakes or hold.trust.until < self._wakes:
+            self._look_at(hold.wakes())
+
+    def _look_at(self, wakes: float) -> None:
         if wakes < self._wakes:
             self._wakes = wakes
             self._signal.set()
@@ -254,10 +294,20 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
     if hold.pinned:  # our own transaction keeps us out as well, and needs no renewal
         hold.still_pinned(sent)
         return
+    if hold.lean is not None and sent >= hold.lean.next_try:
+        sent = await _prove(world, store, hold, hold.lean)
+        if sent < min(hold.next_try, hold.trust.until):
+            return
     ttl = renewal_ttl(hold.ttl, now=sent, ends=hold.ends)
     if ttl is None:  # max_hold: let it run out
         hold.next_try = _NEVER
         return
+    await _ask_to_renew(world, store, hold, sent, ttl)
+
+
+async def _ask_to_renew(
+    world: World, store: LeaseStore, hold: Hold, sent: float, ttl: float
+) -> None:
     try:
         beat = hold.beat
         if beat is not None:
@@ -275,6 +325,23 @@ async def renew(world: World, store: LeaseStore, hold: Hold) -> None:
     else:
         if hold.why_lost is None and not hold.released:
             hold.confirm(sent, ttl=grant.ttl)
+
+
+async def _prove(world: World, store: LeaseStore, hold: Hold, lean: Lean) -> float:
+    """Prove what a hold leans on, for all that share it; return what time it is then.
+
+    Only the row can tell whether what could not be proven in time is still ours.
+    """
+    try:
+        await lean.prove(store)
+    except Exception as error:  # noqa: BLE001 -- whatever went wrong, it is not proven
+        now = world.clocks.boottime()
+        hold.doubt(now, str(error))
+        return now
+    now = world.clocks.boottime()
+    if hold.unproven(now):
+        hold.next_try = now
+    return now
 
 
 async def _reclaim(

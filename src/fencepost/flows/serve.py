@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # How often an instance says that it lives, looks for runs whose holder does not, and looks at all.
 ATTEND, SWEEP, LOOK = 5.0, 1.0, 1.0
+# By how much the ledger's clock must differ from what ours lets expect.
+_JUMP = 5.0
 _PRUNE = 60.0
 _MOST_PRUNED = 500
 # How many jobs are made known in one transaction.
@@ -99,6 +101,7 @@ class _Serving:
         self._unknown = False  # whether some of our jobs are still to be announced again
         self._pause = _FIRST_PAUSE
         self._off = 0.0
+        self._ahead: tuple[float, float] | None = None  # of our clock, at least and at most
 
     async def until_stopped(self) -> None:
         crew = self._crew
@@ -139,6 +142,8 @@ class _Serving:
             self._say("refused", error=str(error))
             return _LONGEST_PAUSE
         self._pause, self._ask = _FIRST_PAUSE, None
+        if ticked.now:
+            self._heed_clock(ticked.now, sent)
         self._answer(ticked)
         for begun in ticked.begun:
             self._crew.begin(begun, sent)
@@ -207,7 +212,8 @@ class _Serving:
         else:
             due = LOOK if ticked.pause is None else ticked.pause
         now = self._clock()
-        return max(0.0, min(due, LOOK, self._attend_at - now, self._sweep_at - now))
+        due = min(due, LOOK, ticked.soon)
+        return max(0.0, min(due, self._attend_at - now, self._sweep_at - now))
 
     async def _see_to_others(self) -> None:
         """Say that we live, and see to instances that do not; forget what is old."""
@@ -240,6 +246,20 @@ class _Serving:
             what = "clock_disagrees" if off else "clock_agrees"
             self._say(what, off=f"{off:+.1f}s")
         self._off = off
+
+    def _heed_clock(self, now: float, sent: float) -> None:
+        """Notice that the ledger's clock jumped, and tell of us at once by the time it has now.
+
+        So what it was is on record, and whoever looks next finds out if it is set back. How far it
+        is ahead of ours is known as exactly as the answer was quick: to be paused is no jump.
+        """
+        before, self._ahead = self._ahead, (now - self._clock(), now - sent)
+        if before is None:
+            return
+        least, most = self._ahead
+        if least > before[1] + _JUMP or most < before[0] - _JUMP:
+            self._say("clock_jumped", by=f"{least - before[0]:+.0f}s")
+            self._attend_at = self._clock()
 
     def _say(self, what: str, **about: object) -> None:
         pairs = (("instance", self._office.instance.name), *about.items())

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fencepost.world.api import Flow, World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+# How long whoever waits for a lock goes without asking for it: as long as one who schedules.
+_LONGEST_WAIT = 1.0
 # Lost runs that one trigger resumes before its own turn comes, at the most.
 _MOST_RESUMED = 100
 
@@ -201,7 +203,7 @@ class _Seeing:
 
     def _next_pause(self) -> float:
         pause = self._pause * (0.5 + self._doors.world.dice())
-        self._pause = min(self._pause * 1.6, _LONGEST_PAUSE)
+        self._pause = min(self._pause * 1.6, _LONGEST_WAIT)
         return pause
 
     async def _pass(self, seconds: float) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BOOKS = {
     "fencepost.ledger.memory.MemoryLedger": ("fencepost.ledger.alarm_memory", "MemoryAlarms"),
     "fencepost.ledger.sqlite.SqliteLedger": ("fencepost.ledger.alarm_sqlite", "SqliteAlarms"),
+    "fencepost.ledger.mariadb.MariaLedger": ("fencepost.ledger.mariadb_alarms", "MariaAlarms"),
     "fencepost.ledger.postgres.PostgresLedger": (
         "fencepost.ledger.postgres_alarms",
         "PostgresAlarms",

@@ -376,6 +376,27 @@ class _MemoryDesk:
     def definition(self, job: str, digest: str) -> Definition:
         return self._books.cohorts[job, digest][1]
 
+    def set_back(self, by: float) -> None:
+        books, now = self._books, self.now
+
+        def sooner(instant: float) -> float:
+            return max(instant - by, now) if instant > now else instant
+
+        for key, run in books.runs.items():
+            if run.state in _WAITING:
+                books.runs[key] = run._replace(not_before=sooner(run.not_before))
+            elif run.state is State.RUNNING:
+                books.runs[key] = run._replace(cancel_at=min(run.cancel_at, now))
+        for name, job in books.jobs.items():
+            due = None if job.next_due is None else sooner(job.next_due)
+            since = min(job.unknown_since, now)
+            books.jobs[name] = job._replace(next_due=due, unknown_since=since)
+        for number, lane in books.lanes.items():
+            books.lanes[number] = lane._replace(not_before=sooner(lane.not_before))
+        for place, (cohort, definition) in books.cohorts.items():
+            seen, since = min(cohort.seen_at, now), cohort.since - by
+            books.cohorts[place] = (cohort._replace(since=since, seen_at=seen), definition)
+
     def unknown(self, *, before: float, most: int) -> list[JobRecord]:
         found = [
             job

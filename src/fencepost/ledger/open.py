@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _LEDGERS = {
     "fencepost.stores.memory.MemoryStore": ("fencepost.ledger.memory", "MemoryLedger"),
     "fencepost.stores.sqlite.SqliteStore": ("fencepost.ledger.sqlite", "SqliteLedger"),
+    "fencepost.stores.mariadb.MariaStore": ("fencepost.ledger.mariadb", "MariaLedger"),
     "fencepost.stores.postgres.PostgresStore": ("fencepost.ledger.postgres", "PostgresLedger"),
 }
 

@@ -133,7 +133,9 @@ class Ticked(NamedTuple):
     ``ended`` answers each end that was told, in order. ``pause`` is how long until something is
     due; None if nothing will be. ``full`` says that something due was left for want of room.
     ``off`` is how far this instance's clock is from the ledger's, if too far to go by it. ``left``
-    is where it left off, if much was due of which the instance knows nothing.
+    is where it left off, if much was due of which the instance knows nothing. ``soon`` is when to
+    look again at the latest: others may have died by then. ``now`` is the ledger's time at
+    which it looked; 0 if that is not to be gone by.
     """
 
     begun: list[Begun]
@@ -143,6 +145,8 @@ class Ticked(NamedTuple):
     full: bool = False
     off: float = 0.0
     left: Place | None = None
+    soon: float = float("inf")
+    now: float = 0.0
 
 
 class Instance(NamedTuple):
@@ -392,6 +396,14 @@ class Roll(Protocol):
 
     def definition(self, job: str, digest: str) -> Definition:
         """Return the definition that a cohort shares."""
+
+    def set_back(self, by: float) -> None:
+        """Move what waits for a while, now that the clock was set back by so many seconds.
+
+        Runs, lanes and alarms that wait for another try do so for no longer than they would have,
+        jobs are looked at no later, and whoever was asked to stop was asked now at the latest. Each
+        cohort stays as young beside the others as it was, and none was seen later than now.
+        """
 
     def unknown(self, *, before: float, most: int) -> list[JobRecord]:
         """Return jobs that nobody has known since before that instant, and are no orphans yet."""

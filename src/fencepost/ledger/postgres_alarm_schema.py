@@ -1,15 +1,10 @@
-"""The table of alarms on PostgreSQL, and what the server itself refuses about them.
-
-An alarm that was fired for good leaves its row behind for a day, as *gone*: the next one of its key
-must have a higher generation, whatever became of the server's clock.
-"""
+"""The table of alarms on PostgreSQL, and what the server itself refuses about them."""
 
 from __future__ import annotations
 
 # In the words of the partial indexes, so that the planner sees that it may use them.
 ARMED, FIRED = "state = 'armed'", "fired > 0"
 OVER = "state IN ('dead', 'cleared', 'gone')"
-GONE = "gone"
 
 # One alarm for each (kind, key), found by a digest: both may be longer than an index can bear.
 _CREATE_ALARM = """

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from fencepost.ledger.draft_values import LEASE_FIELDS
 from fencepost.ledger.postgres_said import lease_key, said
 from fencepost.ledger.postgres_schema import LIVE, LIVE_OF_LOCKS
-from fencepost.model.lease import Holder
-from fencepost.model.named import NamedTuple
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from fencepost.stores.postgres_rows import OUR_PULSE, SERVER, SILENT, lease_key as digest_of
 
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _KEY = lease_key(":namespace", ":lease")
 
+# And what it leans on, for how long after that, and whether that has ended.
 COLUMNS = (
-    "lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version, lease.held, "
-    "lease.expires_us, lease.ttl_us, lease.since_us, lease.ended, lease.beat"
+    ", ".join(f"lease.{name}" for name in LEASE_FIELDS)
+    + f", lease.pulse, lease.grace_us, CASE WHEN lease.held THEN {SILENT} END"
 )
-# Whether somebody has a lease: not for longer than its ttl, whatever became of the server's clock.
-STANDS = f"(lease.held AND least(lease.expires_us, {_NOW_US} + lease.ttl_us) > {_NOW_US})"
+# Whether somebody has a lease. Once the clock was set back that is for longer than its ttl, until
+# somebody sees it, and has it end in time.
+STANDS = f"(lease.held AND lease.expires_us > {_NOW_US})"
 
 # Some leases by name, and those of the live runs of some locks and jobs.
 FIND_SOME = said(f"""
@@ -43,31 +40,40 @@ _FIELDS = (
 )
 _NEW = f"json_to_recordset(:rows::json) AS new ({_FIELDS})"
 
+# Our own pulse, for runs to lean on; 0 if there is none, or it has ended, or nothing is to lean.
+OUR_OWN = f"ours (ours) AS MATERIALIZED (SELECT {OUR_PULSE})"
+
 # Leases that nobody ever had.
 INSERT = said(f"""
-WITH made AS (
+WITH {OUR_OWN}, made AS (
     INSERT INTO fencepost_lease
            (key, namespace, name, token, nonce, held, expires_us, ttl_us, beat, since_us,
-            host, pid, version, ended)
+            host, pid, version, ended, pulse, pulse_nonce, server_us, grace_us)
     SELECT key, :namespace, name, token, nonce, held, expires_us, ttl_us, 0, since_us,
-           host, pid, version, ended
-      FROM {_NEW}
+           host, pid, version, ended, CASE WHEN held THEN ours ELSE 0 END, nonce, {SERVER},
+           :grace_us::bigint
+      FROM {_NEW}, ours
         ON CONFLICT DO NOTHING
     RETURNING 1)
-SELECT fencepost_insist(count(*) = :count) FROM made""")
+SELECT fencepost_insist((SELECT count(*) FROM made) = :count), ours FROM ours""")
 
 # A lease becomes what was decided, unless somebody was granted it, or renewed it, since it was
-# read. No session vouches for it: it ends when its run does, or at its time.
+# read. Unless a session vouches for it, it ends when its run does, or at its time.
 UPDATE = said(f"""
-WITH changed AS (
+WITH {OUR_OWN}, changed AS (
     UPDATE fencepost_lease AS lease
        SET token = new.token, nonce = new.nonce, held = new.held, expires_us = new.expires_us,
            ttl_us = new.ttl_us, beat = lease.beat + 1, since_us = new.since_us, host = new.host,
-           pid = new.pid, version = new.version, ended = new.ended, pulse = 0
-      FROM {_NEW}
+           pid = new.pid, version = new.version, ended = new.ended,
+           pulse = CASE WHEN new.held THEN ours ELSE 0 END, pulse_nonce = new.nonce,
+           server_us = {SERVER},
+           grace_us = CASE WHEN lease.nonce = new.nonce
+                           THEN greatest(lease.grace_us, :grace_us::bigint)
+                           ELSE :grace_us::bigint END
+      FROM {_NEW}, ours
      WHERE lease.key = new.key AND lease.token = new.seen_token AND lease.beat = new.seen_beat
     RETURNING 1)
-SELECT fencepost_insist(count(*) = :count) FROM changed""")
+SELECT fencepost_insist((SELECT count(*) FROM changed) = :count), ours FROM ours""")
 
 TELL_BREAKS = said(f"""
 INSERT INTO fencepost_break (namespace, name, token, new_token, holder, operator, reason, at_us)
@@ -81,55 +87,24 @@ DELETE FROM fencepost_lease AS lease
  USING json_to_recordset(:rows::json) AS old (key bytea, nonce text)
  WHERE lease.key = old.key AND lease.nonce = old.nonce""")
 
+# The server's clock was set back: what would last for longer than its ttl begins it anew.
+CLAMP = said(f"""
+UPDATE fencepost_lease AS lease
+   SET expires_us = {_NOW_US} + lease.ttl_us
+  FROM json_to_recordset(:rows::json) AS old (key bytea)
+ WHERE lease.key = old.key AND lease.held AND lease.expires_us > {_NOW_US} + lease.ttl_us""")
+
 # The lease of an attempt, as long as it has it.
-HELD = f"lease.key = {_KEY} AND lease.nonce = :nonce AND lease.token = :token AND {STANDS}"
+OWNED = f"lease.key = {_KEY} AND lease.nonce = :nonce AND lease.token = :token"
+HELD = f"{OWNED} AND {STANDS}"
 _MOVE = f"""
     UPDATE fencepost_lease AS lease
        SET expires_us = {_NOW_US} + (:ttl::double precision * 1000000)::bigint,
            ttl_us = (:ttl::double precision * 1000000)::bigint, beat = beat + 1{{more}}
-     WHERE lease.key = {_KEY} AND lease.nonce = :nonce AND lease.token = :token"""
+     WHERE {OWNED}"""
 EXTEND, ENTRUST = _MOVE.format(more=""), _MOVE.format(more=", pulse = 0")
 
 
-class DraftLease(NamedTuple):
-    """A lease in a draft: ``left`` is how long it may last, if it is ``held``."""
-
-    token: int
-    holder: Holder
-    held: bool
-    left: float
-    ttl: float
-    since: float
-    beat: int = 0
-    ended: str = ""
-
-    @property
-    def stands(self) -> bool:
-        """Whether somebody has it who may still be alive."""
-        return self.held and self.left > 0
-
-
-def lease_of(columns: Sequence[Any], *, now: float) -> tuple[str, DraftLease]:
-    """Return the name and the lease in a row, as it stands at ``now``."""
-    name, token, nonce, host, pid, version, held, expires_us, ttl_us, since_us, ended, beat = (
-        columns
-    )
-    ttl = ttl_us / 1e6
-    left = min(expires_us / 1e6 - now, ttl)
-    holder = Holder(nonce, host, pid, version)
-    return name, DraftLease(token, holder, held, left, ttl, since_us / 1e6, beat, ended)
-
-
-def row_of(key: bytes, name: str, lease: DraftLease, *, now: float) -> dict[str, Any]:
-    """Return the row of a lease."""
-    return {
-        "key": "\\x" + key.hex(),
-        "name": name,
-        "token": lease.token,
-        "held": lease.held,
-        "expires_us": round((now + lease.left) * 1e6),
-        "ttl_us": round(lease.ttl * 1e6),
-        "since_us": round(lease.since * 1e6),
-        "ended": lease.ended,
-        **lease.holder._asdict(),
-    }
+def key_of(namespace: str, name: str) -> str:
+    """Return what a lease is found by, as a row has it."""
+    return "\\x" + digest_of(namespace, name).hex()

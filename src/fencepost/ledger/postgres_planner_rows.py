@@ -1,26 +1,31 @@
-"""What the scheduling side says to its server, and how its rows become values and back again.
+"""What the scheduling side says to its server.
 
 Whoever ticks locks what it is going to decide about, and leaves to others what they have locked.
 """
 
 from __future__ import annotations
 
-import json
-
-from fencepost.ledger.planning import Instance, InstanceRecord, Lane, SpanRecord
+from fencepost.ledger.draft_values import (
+    INSTANCE_FIELDS,
+    LANE_FIELDS,
+    SAME_TIME_US,
+    SPAN_FIELDS,
+)
+from fencepost.ledger.postgres_alarm_schema import ARMED
 from fencepost.ledger.postgres_planner_schema import WAITING
 from fencepost.ledger.postgres_rows import COLUMNS, LISTED, SEEN
-from fencepost.ledger.postgres_said import NO_LOITERING, NOW, lease_key, said
+from fencepost.ledger.postgres_said import (
+    NO_LOITERING,
+    NOW,
+    at_place,
+    lease_key,
+    new,
+    said,
+    version,
+)
 from fencepost.ledger.postgres_schema import LIVE
-from fencepost.model.definition import Definition, JobRecord
-from fencepost.model.plan import Span
-from fencepost.model.run import RunEvent, State
-from fencepost.model.slot import RunKey
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+from fencepost.model.definition import JobRecord
+from fencepost.stores.postgres_rows import SERVER
 
 _OFFICE = "hashtextextended('fencepost office ' || :namespace, 0)"
 # Those who tick and claim are in the office together; who registers is there alone.
@@ -42,7 +47,7 @@ _JOB_COLUMNS = ", ".join(JobRecord._fields)
 
 # The longest due first, from where the last page ended.
 FIND_DUE = said(f"""
-SELECT {_JOB_COLUMNS}, xmin::text
+SELECT {_JOB_COLUMNS}, {version()}
   FROM fencepost_job
  WHERE namespace = :namespace AND next_due IS NOT NULL AND next_due <= {_NOW}
    AND (:only::text IS NULL OR job = :only)
@@ -52,7 +57,7 @@ SELECT {_JOB_COLUMNS}, xmin::text
    FOR NO KEY UPDATE SKIP LOCKED""")
 
 FIND_UNKNOWN = said(f"""
-SELECT {_JOB_COLUMNS}, xmin::text
+SELECT {_JOB_COLUMNS}, {version()}
   FROM fencepost_job
  WHERE namespace = :namespace AND unknown_since > 0.0 AND orphaned_at = 0.0
    AND unknown_since <= :before AND retired = '' AND NOT stored
@@ -71,7 +76,8 @@ SELECT {SEEN}
  LIMIT :most
    FOR NO KEY UPDATE SKIP LOCKED""")
 
-# Runs whose attempt holds no lease any more.
+# Runs whose attempt holds no lease any more; or one from before the clock was set back, of which
+# whoever reads it sees to it that it ends in time.
 _LOST = f"""
   FROM fencepost_run AS run
  WHERE run.namespace = :namespace AND run.state = 'running'
@@ -80,14 +86,38 @@ _LOST = f"""
        SELECT 1 FROM fencepost_lease AS lease
         WHERE lease.key = {lease_key("run.namespace", "run.lease")}
           AND lease.nonce = run.nonce AND lease.held
-          AND least(lease.expires_us, ({{now}} * 1000000)::bigint + lease.ttl_us)
-            > ({{now}} * 1000000)::bigint)"""
+          AND lease.expires_us > ({{now}} * 1000000)::bigint
+          AND lease.expires_us <= ({{now}} * 1000000)::bigint + lease.ttl_us
+                                + {SAME_TIME_US}{{unless}})"""
+# A pulse that is known to be silent vouches for nobody.
+_SILENT = f"""
+          AND NOT (lease.pulse = ANY(:silent::bigint[]) AND lease.pulse_nonce = lease.nonce
+                   AND lease.server_us = {SERVER})"""
 
-FIND_LOST = said(f"""
-SELECT {LISTED}, run.xmin::text
-{_LOST.format(now=_NOW)}
+# Which of some pulses are silent; and at a sweep, on which ones all that runs leans.
+_WATCH = f"""
+    (SELECT json_agg(pulse) FROM unnest(:watched::bigint[]) AS others (pulse)
+      WHERE pg_try_advisory_xact_lock_shared(pulse)),
+    (SELECT json_agg(DISTINCT pulse)
+       FROM (SELECT (SELECT lease.pulse
+                       FROM fencepost_lease AS lease
+                      WHERE lease.key = {lease_key("run.namespace", "run.lease")}
+                        AND lease.nonce = run.nonce AND lease.held AND lease.pulse <> 0
+                        AND lease.pulse_nonce = lease.nonce AND lease.server_us = {SERVER})
+               FROM fencepost_run AS run
+              WHERE :sweep::boolean AND run.namespace = :namespace AND run.state = 'running')
+         AS running (pulse)
+      WHERE pulse IS NOT NULL)"""
+WATCH = said(f"SELECT {_WATCH}")
+
+FIND_LOST, FIND_LOST_OR_SILENT = (
+    said(f"""
+SELECT {LISTED}, {version("run")}
+{_LOST.format(now=_NOW, unless=unless)}
  ORDER BY run.job, run.slot, run.manual, run.rerun
    FOR NO KEY UPDATE OF run SKIP LOCKED""")
+    for unless in ("", _SILENT)
+)
 
 FIND_GRANTED = said(f"""
 SELECT {SEEN}
@@ -107,16 +137,23 @@ _NEXT_LOOK = f"""
 NEXT_LOOK = said(f"SELECT {_NEXT_LOOK}")
 
 # The same, what time it is, and if asked for whether any run was lost.
-IDLE = said(f"""
-SELECT {NOW}, {_NEXT_LOOK}, :sweep::boolean AND EXISTS (SELECT 1 {_LOST.format(now=NOW)})""")
+_IDLE = f"""
+SELECT {NOW}, {_NEXT_LOOK},
+       :sweep::boolean AND EXISTS (SELECT 1 {_LOST.replace("{now}", NOW)})"""
+IDLE = said(_IDLE.replace("{unless}", ""))
+# And who may have died.
+IDLE_AND_WATCH = said(f"{_IDLE.replace('{unless}', _SILENT)}, {_WATCH}")
 
 # Runs of the schedule that are newer than where their job stands: mostly there are none.
 FIND_BEYOND = said(f"""
-SELECT {LISTED}, run.xmin::text
+SELECT run.*
   FROM unnest(:jobs::text[], :marks::bigint[]) AS due (job, mark)
-  JOIN fencepost_run AS run
-    ON run.namespace = :namespace AND run.job = due.job AND run.slot > due.mark
-   AND run.manual = 0""")
+ CROSS JOIN LATERAL (
+       SELECT {SEEN}
+         FROM fencepost_run AS run
+        WHERE run.namespace = :namespace AND run.job = due.job AND run.slot > due.mark
+          AND run.manual = 0
+       OFFSET 0) AS run""")
 
 _ONE_BY_ONE = "unnest(:jobs::text[]) AS wanted (job) CROSS JOIN LATERAL"
 _NEWEST = "ORDER BY slot DESC, manual DESC, rerun DESC"
@@ -124,7 +161,7 @@ _NEWEST = "ORDER BY slot DESC, manual DESC, rerun DESC"
 FIND_NEWEST = said(f"""
 SELECT {LISTED}, run.seen
   FROM {_ONE_BY_ONE} (
-       SELECT {COLUMNS}, xmin::text AS seen
+       SELECT {COLUMNS}, {version()} AS seen
          FROM fencepost_run
         WHERE namespace = :namespace AND job = wanted.job
         {_NEWEST}
@@ -158,7 +195,7 @@ SELECT {COLUMNS} FROM (
      LIMIT :limit) AS run
  ORDER BY slot, manual, rerun""")
 
-_SPAN_COLUMNS = "job, first, last, state, reason, stands_in, at"
+_SPAN_COLUMNS = ", ".join(SPAN_FIELDS)
 
 FIND_SPANS = said(f"""
 SELECT {_SPAN_COLUMNS} FROM (
@@ -194,11 +231,7 @@ SELECT :namespace, {_SPAN_COLUMNS}
   FROM json_populate_recordset(NULL::fencepost_span, :rows::json)
     ON CONFLICT (namespace, job, first) DO UPDATE SET last = excluded.last, at = excluded.at""")
 
-_LANE_FIELDS = (
-    *("number", "job", "start", "until", "cursor", "existing", "newest_first", "max_active"),
-    *("origin", "spec", "not_before", "ended_at", "created_at", "operator", "stopped"),
-)
-_LANE_COLUMNS = ", ".join(_LANE_FIELDS)
+_LANE_COLUMNS = ", ".join(LANE_FIELDS)
 
 FIND_LANES = said(f"""
 SELECT {_LANE_COLUMNS}
@@ -208,7 +241,7 @@ SELECT {_LANE_COLUMNS}
 
 # The longest due first, from where the last page ended.
 FIND_DUE_LANES = said(f"""
-SELECT {_LANE_COLUMNS}, xmin::text
+SELECT {_LANE_COLUMNS}, {version()}
   FROM fencepost_lane
  WHERE namespace = :namespace AND ended_at = 0.0 AND not_before <= {_NOW}
    AND (not_before, number) > (:due::double precision, :number::bigint)
@@ -217,14 +250,14 @@ SELECT {_LANE_COLUMNS}, xmin::text
    FOR NO KEY UPDATE SKIP LOCKED""")
 
 FIND_LANES_OF = said(f"""
-SELECT {_LANE_COLUMNS}, xmin::text
+SELECT {_LANE_COLUMNS}, {version()}
   FROM fencepost_lane
  WHERE namespace = :namespace AND job = ANY(:jobs::text[]) AND ended_at = 0.0
  ORDER BY job, number
    FOR NO KEY UPDATE SKIP LOCKED""")
 
 FIND_LANE = said(f"""
-SELECT {_LANE_COLUMNS}, xmin::text
+SELECT {_LANE_COLUMNS}, {version()}
   FROM fencepost_lane
  WHERE namespace = :namespace AND number = :number""")
 
@@ -241,22 +274,18 @@ WITH made AS (
     RETURNING 1)
 SELECT fencepost_insist(count(*) = :count) FROM made""")
 
-UPDATE_LANES = said("""
-WITH new AS MATERIALIZED (
-    SELECT * FROM ROWS FROM (json_populate_recordset(NULL::fencepost_lane, :rows::json),
-                             unnest(:versions::text[])) AS new),
+UPDATE_LANES = said(f"""
+WITH new AS MATERIALIZED ({new("fencepost_lane")}),
 changed AS (
     UPDATE fencepost_lane AS lane
        SET until = new.until, cursor = new.cursor, not_before = new.not_before,
            ended_at = new.ended_at, stopped = new.stopped
       FROM new
-     WHERE lane.namespace = :namespace AND lane.number = new.number
-       AND lane.xmin::text = new.unnest
+     WHERE {at_place("lane")}
     RETURNING 1)
 SELECT fencepost_insist(count(*) = :count) FROM changed""")
 
-_INSTANCE_FIELDS = (*Instance._fields, "started_at", "beat_at", "left_at")
-_INSTANCE_COLUMNS = ", ".join(_INSTANCE_FIELDS)
+_INSTANCE_COLUMNS = ", ".join(INSTANCE_FIELDS)
 
 FIND_INSTANCES = said(f"""
 SELECT {_INSTANCE_COLUMNS} FROM fencepost_instance WHERE namespace = :namespace ORDER BY name""")
@@ -266,7 +295,7 @@ INSERT INTO fencepost_instance (namespace, {_INSTANCE_COLUMNS})
 SELECT :namespace, {_INSTANCE_COLUMNS}
   FROM json_populate_recordset(NULL::fencepost_instance, :rows::json)
     ON CONFLICT (namespace, name) DO UPDATE
-   SET {", ".join(f"{name} = excluded.{name}" for name in _INSTANCE_FIELDS if name != "name")}""")
+   SET {", ".join(f"{name} = excluded.{name}" for name in INSTANCE_FIELDS if name != "name")}""")
 
 DROP_INSTANCES = said("""
 DELETE FROM fencepost_instance WHERE namespace = :namespace AND name = ANY(:names::text[])""")
@@ -308,6 +337,47 @@ SELECT :namespace, job, digest, since, seen_at, build, definition
     ON CONFLICT (namespace, job, digest) DO UPDATE
    SET since = excluded.since, seen_at = excluded.seen_at, build = excluded.build,
        definition = excluded.definition""")
+
+# The clock was set back: what waits for a while waits for no longer than it would have.
+_TIME = ":now::double precision"
+_SOONER = f"greatest({{0}} - :by::double precision, {_TIME})"
+SET_BACK = tuple(
+    said(f"UPDATE {table} SET {change} WHERE namespace = :namespace {where}")
+    for table, change, where in (
+        (
+            "fencepost_run",
+            f"not_before = {_SOONER.format('not_before')}",
+            f"AND {WAITING} AND not_before > {_TIME}",
+        ),
+        (
+            "fencepost_run",
+            f"cancel_at = {_TIME}",
+            f"AND state = 'running' AND cancel_at > {_TIME}",
+        ),
+        ("fencepost_job", f"next_due = {_SOONER.format('next_due')}", f"AND next_due > {_TIME}"),
+        ("fencepost_job", f"unknown_since = {_TIME}", f"AND unknown_since > {_TIME}"),
+        (
+            "fencepost_lane",
+            f"not_before = {_SOONER.format('not_before')}",
+            f"AND ended_at = 0.0 AND not_before > {_TIME}",
+        ),
+        (
+            "fencepost_cohort",
+            f"since = since - :by::double precision, seen_at = least(seen_at, {_TIME})",
+            "",
+        ),
+        (
+            "fencepost_alarm",
+            ", ".join(
+                (
+                    f"not_before = {_SOONER.format('not_before')}",
+                    f"wake_at = greatest(due_at, {_SOONER.format('not_before')})",
+                )
+            ),
+            f"AND {ARMED} AND not_before > {_TIME}",
+        ),
+    )
+)
 
 FIND_JOB = said(
     f"SELECT {_JOB_COLUMNS} FROM fencepost_job WHERE namespace = :namespace AND job = :job"
@@ -381,59 +451,3 @@ UPDATE fencepost_job AS known
          WHERE manual = 0
          GROUP BY job) AS gone
  WHERE known.namespace = :namespace AND known.job = gone.job""")
-
-
-def span_of(row: Sequence[Any]) -> SpanRecord:
-    """Return the range in a row."""
-    job, first, last, state, reason, into, at = row
-    return SpanRecord(job, Span(first, last, State(state), reason, into), at)
-
-
-def span_row(record: SpanRecord) -> dict[str, Any]:
-    """Return the row of a range, but for the namespace."""
-    span = record.span
-    return {
-        "job": record.job,
-        "first": span.first,
-        "last": span.last,
-        "state": span.state.value,
-        "reason": span.reason,
-        "stands_in": span.into,
-        "at": record.at,
-    }
-
-
-def lane_of(row: Sequence[Any]) -> Lane:
-    """Return what is being made up, as a row has it."""
-    return Lane(*row[: len(_LANE_FIELDS)])
-
-
-def lane_row(lane: Lane) -> dict[str, Any]:
-    """Return the row of what is being made up, but for the namespace."""
-    return dict(zip(_LANE_FIELDS, lane, strict=True))
-
-
-def event_of(row: Sequence[Any]) -> RunEvent:
-    """Return the event in a row."""
-    return RunEvent(RunKey(*row[:4]), *row[4:])
-
-
-def instance_of(row: Sequence[Any]) -> InstanceRecord:
-    """Return the instance in a row."""
-    return InstanceRecord(Instance(*row[:7]), *row[7:])
-
-
-def instance_row(record: InstanceRecord) -> dict[str, Any]:
-    """Return the row of an instance, but for the namespace."""
-    return dict(zip(_INSTANCE_FIELDS, (*record.instance, *record[1:]), strict=True))
-
-
-def definition_text(definition: Definition) -> str:
-    """Return a definition as a cohort keeps it."""
-    return json.dumps(definition)
-
-
-def definition_from(text: str) -> Definition:
-    """Return the definition that a cohort kept."""
-    kept = Definition(*json.loads(text))
-    return kept._replace(aliases=tuple(kept.aliases))

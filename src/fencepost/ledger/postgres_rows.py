@@ -1,4 +1,4 @@
-"""What the PostgreSQL ledger says to its server, and how its rows become values and back again.
+"""What the PostgreSQL ledger says to its server.
 
 Rows go there as one JSON text for all of a kind, so that many cost one statement. The verbs of an
 attempt are one statement each: it writes all that belongs together, or nothing.
@@ -6,24 +6,20 @@ attempt are one statement each: it writes all that belongs together, or nothing.
 
 from __future__ import annotations
 
-import hashlib
-import json
-
+from fencepost.ledger.draft_values import ITEM_FIELDS, RUN_FIELDS, RUN_REST
 from fencepost.ledger.postgres_leases import ENTRUST, EXTEND, HELD
-from fencepost.ledger.postgres_said import NO_LOITERING, NOW, said
+from fencepost.ledger.postgres_said import NO_LOITERING, NOW, at_place, new, said, version
 from fencepost.ledger.postgres_schema import LIVE, LIVE_OF_LOCKS
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED
-from fencepost.model.item import ItemRecord, ItemState
-from fencepost.model.lease import Holder
-from fencepost.model.run import HANDED_OFF, RunEvent, RunRecord, State
-from fencepost.model.slot import RunKey
+from fencepost.model.run import HANDED_OFF
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from typing import Any
 
+    from fencepost.model.slot import RunKey
     from fencepost.world.postgres import Statement
 
 CLOCK = said(f"SELECT {NOW}, {NO_LOITERING}")
@@ -35,38 +31,32 @@ SELECT pg_advisory_xact_lock_shared({_OFFICE}),
        pg_advisory_xact_lock(hashtextextended('fencepost lock ' || :namespace || '/' || :lock, 0))
 """)
 
-_KEY = (
+THIS_RUN = (
     "namespace = :namespace AND job = :job AND slot = :slot AND manual = :manual AND rerun = :rerun"
 )
 
-# In the order of ``RunRecord``, with its key and its holder taken apart.
-_KEY_COLUMNS = ("job", "slot", "manual", "rerun")
-_OTHER_COLUMNS = (
-    *("state", "lock", "lease", "token", "nonce", "host", "pid", "version"),
-    *("reason", "blocker", "origin", "created_at", "started_at", "ended_at", "not_before"),
-    *("beat_at", "cancel_at", "starts", "losses", "releases", "streak", "strikes", "solitary"),
-    *("checkpoint", "done", "total", "result", "error", "saves", "epoch"),
-)
-_ALL_COLUMNS = _KEY_COLUMNS + _OTHER_COLUMNS
-COLUMNS = ", ".join(_ALL_COLUMNS)
+COLUMNS = ", ".join(RUN_FIELDS)
 # With the version of the row, which is another one after every change.
-SEEN = f"{COLUMNS}, xmin::text"
-LISTED = ", ".join(f"run.{name}" for name in _ALL_COLUMNS)
+SEEN = f"{COLUMNS}, {version()}"
+LISTED = ", ".join(f"run.{name}" for name in RUN_FIELDS)
 
-FIND = said(f"SELECT {COLUMNS} FROM fencepost_run WHERE {_KEY}")
+FIND = said(f"SELECT {COLUMNS} FROM fencepost_run WHERE {THIS_RUN}")
 
-# Some runs, by their keys. Whoever is going to write them has them locked, in order.
+# Some runs, by their keys: one look for each. Whoever is going to write them has them locked, in
+# order.
 _SOME = f"""
-SELECT {LISTED}, run.xmin::text
-  FROM fencepost_run AS run
-  JOIN unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[])
-    AS wanted (job, slot, manual, rerun)
-    ON run.job = wanted.job AND run.slot = wanted.slot AND run.manual = wanted.manual
-   AND run.rerun = wanted.rerun
- WHERE run.namespace = :namespace
- ORDER BY run.job, run.slot, run.manual, run.rerun"""
-FIND_SOME = said(_SOME)
-FIND_SOME_ALONE = said(f"{_SOME}\n   FOR NO KEY UPDATE OF run")
+SELECT run.*
+  FROM (SELECT * FROM unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[])
+            AS asked (job, slot, manual, rerun)
+         ORDER BY job COLLATE "C", slot, manual, rerun) AS wanted
+ CROSS JOIN LATERAL (
+       SELECT {SEEN}
+         FROM fencepost_run AS run
+        WHERE run.namespace = :namespace AND run.job = wanted.job AND run.slot = wanted.slot
+          AND run.manual = wanted.manual AND run.rerun = wanted.rerun
+       {{way}}) AS run"""
+FIND_SOME = said(_SOME.format(way="OFFSET 0"))
+FIND_SOME_ALONE = said(_SOME.format(way="OFFSET 0 FOR NO KEY UPDATE"))
 
 # Every live run of some locks, and of some jobs.
 FIND_LIVE = said(f"""
@@ -89,20 +79,17 @@ SELECT fencepost_insist(count(*) = :count) FROM made""")
 
 # Runs become what was decided, unless one is no longer what it was when that was decided.
 UPDATE = said(f"""
-WITH new AS MATERIALIZED (
-    SELECT * FROM ROWS FROM (json_populate_recordset(NULL::fencepost_run, :rows::json),
-                             unnest(:versions::text[])) AS new),
+WITH new AS MATERIALIZED ({new("fencepost_run")}),
 changed AS (
     UPDATE fencepost_run AS run
-       SET {", ".join(f"{name} = new.{name}" for name in _OTHER_COLUMNS if name != "created_at")}
+       SET {", ".join(f"{name} = new.{name}" for name in RUN_REST if name != "created_at")}
       FROM new
-     WHERE run.namespace = :namespace AND run.job = new.job AND run.slot = new.slot
-       AND run.manual = new.manual AND run.rerun = new.rerun AND run.xmin::text = new.unnest
+     WHERE {at_place("run")}
     RETURNING 1)
 SELECT fencepost_insist(count(*) = :count) FROM changed""")
 
 # Whoever writes for an attempt must still have the run.
-_OURS = f"{_KEY} AND state = 'running' AND token = :token AND nonce = :nonce"
+OURS = f"{THIS_RUN} AND state = 'running' AND token = :token AND nonce = :nonce"
 
 _REPORTED = "done = coalesce(:done, done), total = coalesce(:total, total)"
 _COUNTED = """
@@ -118,7 +105,7 @@ BEAT = said(f"""
 WITH known AS (
     SELECT cancel_at, reason
       FROM fencepost_run
-     WHERE {_OURS}
+     WHERE {OURS}
        FOR NO KEY UPDATE),
 held AS (
     SELECT 1
@@ -128,7 +115,7 @@ held AS (
 ours AS (
     UPDATE fencepost_run
        SET beat_at = {NOW}, {_REPORTED}
-     WHERE {_OURS} AND (reason = '{HANDED_OFF}' OR EXISTS (SELECT 1 FROM held))
+     WHERE {OURS} AND (reason = '{HANDED_OFF}' OR EXISTS (SELECT 1 FROM held))
     RETURNING 1),
 moved AS ({EXTEND} AND EXISTS (SELECT 1 FROM held)),
 counted AS ({_COUNTED})
@@ -149,7 +136,7 @@ WITH ours AS (
            checkpoint = CASE WHEN coalesce(saves >= :order, FALSE)
                              THEN checkpoint ELSE :checkpoint END,
            saves      = greatest(saves, coalesce(:order, 0))
-     WHERE {_OURS}
+     WHERE {OURS}
     RETURNING cancel_at),
 counted AS ({_COUNTED})
 SELECT cancel_at FROM ours""")
@@ -174,7 +161,7 @@ WITH ours AS (
            releases   = releases + (NOT {_STOPPED} AND :state = 'pending')::int,
            {_REPORTED}
       FROM (SELECT {NOW} AS now) AS clock
-     WHERE {_OURS}
+     WHERE {OURS}
     RETURNING {COLUMNS}),
 counted AS ({_COUNTED}),
 told AS (
@@ -191,7 +178,7 @@ HAND_OVER = said(f"""
 WITH known AS (
     SELECT {NOW} AS now, reason
       FROM fencepost_run
-     WHERE {_OURS}
+     WHERE {OURS}
        FOR NO KEY UPDATE),
 held AS (
     SELECT 1
@@ -202,7 +189,7 @@ ours AS (
     UPDATE fencepost_run
        SET beat_at = now, reason = '{HANDED_OFF}'
       FROM (SELECT now FROM known) AS clock
-     WHERE {_OURS} AND EXISTS (SELECT 1 FROM held)
+     WHERE {OURS} AND EXISTS (SELECT 1 FROM held)
     RETURNING 1),
 moved AS ({ENTRUST} AND EXISTS (SELECT 1 FROM held)),
 told AS (
@@ -237,21 +224,21 @@ SELECT :namespace, job, slot, manual, rerun, name, source, value
 FIND_COUNTS = said(f"""
 SELECT name, sum(value)::bigint
   FROM fencepost_count
- WHERE {_KEY}
+ WHERE {THIS_RUN}
  GROUP BY name
  ORDER BY name""")
 
 FIND_EVENTS = said(f"""
 SELECT at, what, token, holder, detail
   FROM fencepost_event
- WHERE {_KEY}
+ WHERE {THIS_RUN}
  ORDER BY id""")
 
-_ITEM_COLUMNS = "scope, item, state, token, run, call, at, error"
+_ITEM_COLUMNS = ", ".join(ITEM_FIELDS)
 
 # Begin items for the first time, if the attempt still has its run; and what is known of the others.
 BEGIN_FIRST = said(f"""
-WITH ours AS (SELECT 1 FROM fencepost_run WHERE {_OURS} FOR SHARE),
+WITH ours AS (SELECT 1 FROM fencepost_run WHERE {OURS} FOR SHARE),
 begun AS (
     INSERT INTO fencepost_item
            (namespace, place, shelf, scope, item, state, token, run, call, at)
@@ -270,7 +257,7 @@ SELECT 'known', {_ITEM_COLUMNS}
  WHERE namespace = :namespace AND place = ANY(:places::text[])""")
 
 # Those that were begun before, locked in order, by an attempt that still has its run.
-HAS_ALONE = said(f"SELECT 1 FROM fencepost_run WHERE {_OURS} FOR NO KEY UPDATE")
+HAS_ALONE = said(f"SELECT 1 FROM fencepost_run WHERE {OURS} FOR NO KEY UPDATE")
 
 FIND_SOME_ITEMS = said(f"""
 SELECT {_ITEM_COLUMNS}
@@ -286,7 +273,7 @@ UPDATE fencepost_item
 
 # Only who began an item can end it.
 END = said(f"""
-WITH ours AS (SELECT 1 FROM fencepost_run WHERE {_OURS} FOR SHARE),
+WITH ours AS (SELECT 1 FROM fencepost_run WHERE {OURS} FOR SHARE),
 ended AS (
     UPDATE fencepost_item AS known
        SET state = said.state, error = said.error, at = {NOW}
@@ -305,7 +292,7 @@ SELECT {_ITEM_COLUMNS}
 
 _JOB_COLUMNS = ", ".join(JobRecord._fields)
 FIND_SOME_JOBS = said(f"""
-SELECT {_JOB_COLUMNS}, xmin::text
+SELECT {_JOB_COLUMNS}, {version()}
   FROM fencepost_job
  WHERE namespace = :namespace AND job = ANY(:jobs::text[])""")
 
@@ -322,17 +309,13 @@ WITH made AS (
     RETURNING 1)
 SELECT fencepost_insist(count(*) = :count) FROM made""")
 
-# By name first, so that it is not all jobs that are compared with those that are to change.
 UPDATE_JOBS = said(f"""
-WITH new AS MATERIALIZED (
-    SELECT * FROM ROWS FROM (json_populate_recordset(NULL::fencepost_job, :rows::json),
-                             unnest(:versions::text[])) AS new),
+WITH new AS MATERIALIZED ({new("fencepost_job")}),
 changed AS (
     UPDATE fencepost_job AS known
        SET {", ".join(f"{name} = new.{name}" for name in JobRecord._fields if name != "job")}
       FROM new
-     WHERE known.namespace = :namespace AND known.job = ANY(ARRAY(SELECT job FROM new))
-       AND known.job = new.job AND known.xmin::text = new.unnest
+     WHERE {at_place("known")}
     RETURNING 1)
 SELECT fencepost_insist(count(*) = :count) FROM changed""")
 
@@ -403,66 +386,7 @@ def listing(*, of_job: bool, live: bool, chosen: bool) -> Statement:
     return _LISTS[_LIST_OF if of_job else _LIST_LIVE if live else _LIST_ALL, chosen]
 
 
-_STATES = {state.value: state for state in State}
-
-
-def run_of(columns: Sequence[Any]) -> RunRecord:
-    """Return the run in a row. By position: every verb comes through here."""
-    fields = (*columns[5:8], Holder(*columns[8:12]), *columns[12:34])
-    return RunRecord(RunKey(*columns[:4]), _STATES[columns[4]], *fields)
-
-
-def row_of(run: RunRecord) -> dict[str, Any]:
-    """Return the row of a run, but for the namespace."""
-    values = (*run.key, run.state.value, run.lock, run.lease, run.token, *run.holder, *run[6:])
-    return dict(zip(_ALL_COLUMNS, values, strict=True))
-
-
-def item_of(columns: Sequence[Any]) -> ItemRecord:
-    """Return the item in a row."""
-    scope, item, state, *rest = columns
-    return ItemRecord(scope, item, ItemState(state), *rest)
-
-
-def event_row(event: RunEvent) -> dict[str, Any]:
-    """Return the row of an event, but for the namespace."""
-    return {**event.key._asdict(), **dict(zip(RunEvent._fields[1:], event[1:], strict=True))}
-
-
 def keys_of(keys: Iterable[RunKey]) -> dict[str, list[Any]]:
     """Return what finds some runs."""
     jobs, slots, manuals, reruns = (list(part) for part in zip(*keys, strict=True))
     return {"jobs": jobs, "slots": slots, "manuals": manuals, "reruns": reruns}
-
-
-def packed(rows: Sequence[object]) -> str:
-    """Return rows as one text that PostgreSQL can read."""
-    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
-    if "\\u0000" in text:  # or the text of such an escape: a look at each will tell
-        text = json.dumps(_without_nul(rows), ensure_ascii=False, separators=(",", ":"))
-    return storable(text)
-
-
-def storable(text: str) -> str:
-    """Return a text as PostgreSQL can keep it: without NUL, and without half a character."""
-    if "\0" in text:
-        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _without_nul(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
-    if isinstance(value, dict):
-        return {name: _without_nul(inner) for name, inner in value.items()}
-    return [_without_nul(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def shelf_of(scope: str) -> str:
-    """Return what the items of a scope are found by."""
-    return hashlib.blake2b(scope.encode(), digest_size=12).hexdigest()
-
-
-def place_of(scope: str, item: str) -> str:
-    """Return what an item is found by."""
-    return hashlib.blake2b(f"{scope}\0{item}".encode(), digest_size=20).hexdigest()

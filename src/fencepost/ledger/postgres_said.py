@@ -16,6 +16,29 @@ NOW = "extract(epoch FROM clock_timestamp())::double precision"
 NO_LOITERING = "set_config('idle_in_transaction_session_timeout', '3s', TRUE)"
 
 
+def new(table: str) -> str:
+    """Return, as a query, rows that are to change, with which one was seen, and where.
+
+    A row is found by its place alone: however little the planner knows of a table, it then has no
+    other way but to go there. What was changed meanwhile is somewhere else, and is not found.
+    """
+    return f"""
+    SELECT new.*, new.unnest AS seen_row, (split_part(new.unnest, ')', 1) || ')')::tid AS seen_tid
+      FROM ROWS FROM (json_populate_recordset(NULL::{table}, :rows::json),
+                      unnest(:versions::text[])) AS new"""
+
+
+def at_place(table: str) -> str:
+    """Return the condition that a row is where it was, and what it was."""
+    return f"{table}.ctid = new.seen_tid AND {version(table)} = new.seen_row"
+
+
+def version(table: str = "") -> str:
+    """Return, as an expression, where a row is and who wrote it: another one after every change."""
+    prefix = f"{table}." if table else ""
+    return f"{prefix}ctid::text || {prefix}xmin::text"
+
+
 def said(text: str) -> Statement:
     """Return a statement about our tables."""
     return Statement(_OURS.sub(r"{schema}.\g<0>", text))

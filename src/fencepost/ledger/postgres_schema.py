@@ -8,6 +8,7 @@ Python does it, whatever the collation of the database.
 from __future__ import annotations
 
 from fencepost.ledger.postgres_alarm_schema import ALARMS
+from fencepost.ledger.postgres_life import BEGIN_LIFE, CREATE_LIFE
 from fencepost.ledger.postgres_planner_schema import SCHEDULES
 from fencepost.ledger.postgres_said import lease_key, made
 from fencepost.model.run import FIRST, TABLE, State
@@ -238,6 +239,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         *SCHEDULES,
         *ALARMS,
     ),
+    (CREATE_LIFE, BEGIN_LIFE),
 )
 
 STEPS = tuple(tuple(made(statement) for statement in step) for step in _MIGRATIONS)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _MOST = 1000
 # If nobody at all was heard for so long, nobody could be: the ledger was away, or all slept.
 _QUIET = GONE_AFTER / 4
+# If somebody was heard so much later than it is now, the clock was set back.
+_SET_BACK = 5.0
 
 
 def announce(
@@ -68,11 +70,11 @@ def announce(
 
 def attend(office: Office, instance: Instance) -> list[Note]:
     """Say that an instance lives; see to those that are gone, and to jobs that nobody knows."""
-    notes: list[Note] = []
+    notes = _set_back(office)
     records = _heard(office)
     ours = [record for record in records if record.instance.name == instance.name]
     if not ours:
-        return [Note("unknown_instance", "", about=(("instance", instance.name),))]
+        return [*notes, Note("unknown_instance", "", about=(("instance", instance.name),))]
     office.put_instance(ours[0]._replace(beat_at=office.now, left_at=0.0))
     left = _MOST
     for record in records:
@@ -90,6 +92,24 @@ def attend(office: Office, instance: Instance) -> list[Note]:
         notes.append(Note("orphaned", job.job, about=about))
         _end_waiting(office, job.job, State.MISSED, "orphaned")
     return notes
+
+
+def _set_back(office: Office) -> list[Note]:
+    """Notice that the ledger's clock was set back, and let nobody wait for that time once more.
+
+    Who was heard in what is the future now was heard just now: so nobody lives for ever, and nobody
+    is gone at once. Whoever is the first to notice moves all that waits for a while; what is due at
+    an instant stays where it is, and watermarks do.
+    """
+    records = office.instances()
+    by = max((record.beat_at for record in records), default=office.now) - office.now
+    if by <= _SET_BACK:
+        return []
+    for record in records:
+        if record.beat_at > office.now:
+            office.put_instance(record._replace(beat_at=office.now))
+    office.set_back(by)
+    return [Note("clock_set_back", "", about=(("by", f"{by:.0f}s"),))]
 
 
 def _heard(office: Office) -> list[InstanceRecord]:

@@ -216,10 +216,8 @@ class SqliteLedger:
         await self._world.call(self.written, self._testimony.accept)
 
     @property
-    def desk(self) -> Desk | None:
-        """What a transaction for user code is made of, where there can be one."""
-        if not self.abilities.transactional:
-            return None
+    def desk(self) -> Desk:
+        """What a transaction for user code is made of."""
         return Desk(self._world, self._idle, self.books, self.leases)
 
     async def close(self) -> None:

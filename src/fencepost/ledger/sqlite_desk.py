@@ -341,6 +341,11 @@ class SqliteDesk:
         values = (self._namespace, job, digest)
         return sql.definition_from(self._db.execute(sql.FIND_DEFINITION, values).fetchone()[0])
 
+    def set_back(self, by: float) -> None:
+        """Move what waits for a while, now that the clock was set back."""
+        for statement in sql.SET_BACK:
+            self._db.execute(statement, {"namespace": self._namespace, "by": by, "now": self.now})
+
     def unknown(self, *, before: float, most: int) -> list[JobRecord]:
         """Return jobs that nobody has known since before that instant."""
         rows = self._db.execute(sql.FIND_UNKNOWN, (self._namespace, before, most)).fetchall()

@@ -222,7 +222,8 @@ class SqlitePlanner:
 
     def _ticked(self, desk: SqliteDesk, ask: Ask) -> Ticked:
         if not desk.off:
-            return tick(desk, ask)
+            # Every process is the clock here: what it says of itself is no news, and ``off`` tells.
+            return tick(desk, ask)._replace(now=0.0)
         ended = desk.finish_all(ask.ended)
         return Ticked([], ended, [], WAITS, off=desk.off)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from fencepost.ledger.alarm_sqlite_schema import ARMED
 from fencepost.ledger.planning import Instance, InstanceRecord, Lane, SpanRecord
 from fencepost.ledger.sqlite_planner_schema import APART, WAITING
 from fencepost.ledger.sqlite_rows import COLUMNS
@@ -242,6 +243,39 @@ SEE_COHORT = """
 UPDATE fencepost_cohort
    SET seen_at = max(seen_at, ?)
  WHERE namespace = ? AND job = ? AND digest = ?"""
+
+# The clock was set back: what waits for a while waits for no longer than it would have.
+SET_BACK = (
+    f"""
+UPDATE fencepost_run
+   SET not_before = max(not_before - :by, :now)
+ WHERE namespace = :namespace AND {WAITING} AND not_before > :now""",
+    """
+UPDATE fencepost_run
+   SET cancel_at = :now
+ WHERE namespace = :namespace AND state = 'running' AND cancel_at > :now""",
+    """
+UPDATE fencepost_job
+   SET next_due = max(next_due - :by, :now)
+ WHERE namespace = :namespace AND next_due > :now""",
+    """
+UPDATE fencepost_job
+   SET unknown_since = :now
+ WHERE namespace = :namespace AND unknown_since > :now""",
+    """
+UPDATE fencepost_lane
+   SET not_before = max(not_before - :by, :now)
+ WHERE namespace = :namespace AND ended_at = 0.0 AND not_before > :now""",
+    """
+UPDATE fencepost_cohort
+   SET since = since - :by, seen_at = min(seen_at, :now)
+ WHERE namespace = :namespace""",
+    f"""
+UPDATE fencepost_alarm
+   SET not_before = max(not_before - :by, :now),
+       wake_at    = max(due_at, not_before - :by, :now)
+ WHERE namespace = :namespace AND {ARMED} AND not_before > :now""",
+)
 
 FIND_ALL_EVENTS = """
 SELECT job, slot, manual, rerun, at, what, token, holder, detail

@@ -78,7 +78,8 @@ class _Tick:
         self._due_all(stirred)
         self._make_up_all()
         pause = self._pause()
-        return Ticked(self._begun, ended, self._notes, pause, self._full, left=self._left)
+        said = (self._begun, ended, self._notes, pause, self._full)
+        return Ticked(*said, left=self._left, now=self._now)
 
     def _go_on_all(self) -> None:
         """Go on with runs that wait, from where the last tick left off."""

@@ -30,6 +30,8 @@ _CATCHUP = "catchup"
 SUSPICIOUS = 2
 # Why a run waits that may be tried at any time: its ``not_before`` is only when it is tried again.
 _BLOCKED = frozenset({"lock_held", "replacing"})
+# By how much a record may be ahead of the ledger's clock and still be of the same time.
+_SAME_TIME = 5.0
 # And so many times max_losses without a step forward are enough, whoever is to blame: where no
 # asker can run it alone, nothing else would ever end it.
 HOPELESS = 4
@@ -193,13 +195,24 @@ def _decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
         return Decision(Verdict.BUSY, blocker=own)
     if facts.retired and own is not None and own.active:  # there will be no other try
         return Decision(Verdict.ENDED, change=_end(State.CANCELLED, "retired"))
-    if own is not None and own.not_before > now and own.reason not in _BLOCKED:
+    if own is not None and _waits(own, now=now):
         return Decision(Verdict.LATER, at=own.not_before)
     if own is None or own.fresh:
         refusal = _refused(want, own, facts, now=now)
         if refusal is not None:
             return refusal
     return _free_or_blocked(want, facts, change=Change(State.RUNNING), now=now)
+
+
+def _waits(run: RunRecord, *, now: float) -> bool:
+    """Say whether a run's time has not come yet.
+
+    If its last attempt ended in the future the clock was set back since. How long it has waited
+    nobody can tell then, and a pause is not worth an hour.
+    """
+    if run.not_before <= now or run.reason in _BLOCKED:
+        return False
+    return run.beat_at <= now + _SAME_TIME
 
 
 def _twin(want: Want, facts: Facts) -> RunRecord | None:

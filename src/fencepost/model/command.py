@@ -5,16 +5,37 @@ from __future__ import annotations
 import errno
 
 from fencepost.model.lease import stop_times
+from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fencepost.model.lease import Trust
+    from fencepost.model.lease import Lean, Trust
 
 # A command's children would still be at work under a shorter lease when others may start.
 SHORTEST_TTL = 5.0
 # From SIGTERM to SIGKILL when others may be waiting for the end already.
 QUICK = 0.3
+# How long it may take to have a command and all of its children stand still.
+_TO_STAND_STILL = 0.15
+_NEVER = float("inf")
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+
+class Until(NamedTuple):
+    """When a command is asked to stop, when it is killed, and from when on it must stand still.
+
+    It stands still (SIGSTOP) while nobody knows whether its lease is another's by now. Either it
+    goes on from there, or it ends without having done anything more.
+    """
+
+    ask: float
+    kill: float
+    still: float = _NEVER
+
+
+def still_at(lean: Lean | None) -> float:
+    """Return from when on a command must stand still, unless its sign of life is proven again."""
+    return _NEVER if lean is None else lean.until() - _TO_STAND_STILL
 
 
 def must_end(held: Trust, *, ends: float | None, notice: float) -> tuple[float, float]:

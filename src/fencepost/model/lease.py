@@ -11,10 +11,12 @@ import enum
 
 from fencepost.errors import BadDuration, LeaseHeld
 from fencepost.model.duration import positive, shown
-from fencepost.model.named import NamedTuple
+from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fencepost.model.duration import Duration
 
 # Two machines' clocks may differ in rate by this share before a holder outlives its lease.
@@ -67,6 +69,7 @@ class Grant(NamedTuple):
     token: int
     ttl: float
     adopted: bool = False
+    lean: Lean | None = None  # what it leans on, if its holder has to prove more than its row
 
 
 class View(NamedTuple):
@@ -97,7 +100,32 @@ class Phase(enum.Enum):
     HELD = "held"  # confirmed recently
     DANGER = "danger"  # renewals are failing: half of the ttl has gone by
     SUSPECT = "suspect"  # almost over: begin nothing new
+    UNPROVEN = "unproven"  # it may be lost, or not: whoever asks has to wait for the answer
     LOST = "lost"
+
+
+class Lean(Protocol):
+    """A sign of life that a lease leans on besides its row, as its holder knows it.
+
+    Whoever sees that sign gone takes the lease after a moment's grace. So its holder believes for
+    less than that after each proof of it, and does not know what is true until the next one.
+    """
+
+    @property
+    def next_try(self) -> float:
+        """When it is to be proven again."""
+
+    def until(self) -> float:
+        """Return until when the last proof lets the holder believe."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next proof, at most so long."""
+
+    async def prove(self, store: Any) -> None:
+        """Prove it, and that of all others who share it, by way of the keeper's own store."""
+
+    def end(self) -> None:
+        """Need it no more."""
 
 
 class Trust(NamedTuple):
@@ -253,6 +281,14 @@ def renewal_ttl(ttl: float, *, now: float, ends: float | None) -> float | None:
         return ttl
     left = ends - now
     return min(ttl, left) if left >= SHORTEST_TTL else None
+
+
+def waited_out(grace: float) -> float:
+    """Return how long to wait, once a sign of life is seen to be gone, until its lease is free.
+
+    The last proof came before that, and its holder believes for less than the grace after it.
+    """
+    return grace * (1 + DRIFT)
 
 
 def stop_times(held: Trust) -> tuple[float, float]:

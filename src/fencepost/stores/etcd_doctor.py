@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.errors import FencepostError, StoreUnavailable
+from fencepost.errors import FencepostError, StoreUnavailable, StoreUnfit
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores import etcd_txn as txn
 from fencepost.world.etcd import Effect
@@ -22,10 +22,12 @@ def examined(door: EtcdDoor, keys: Keys) -> list[Symptom]:
     """Ask every endpoint and the cluster; change nothing that lasts."""
     found: list[Symptom] = []
     statuses: list[dict[str, Any]] = []
+    refused: StoreUnfit | None = None
     for endpoint in door.endpoints:
         try:
             statuses.append(door.ask_one(endpoint, "/maintenance/status"))
         except FencepostError as error:
+            refused = error if isinstance(error, StoreUnfit) else refused
             found.append(
                 Symptom(
                     "etcd.endpoint",
@@ -34,8 +36,12 @@ def examined(door: EtcdDoor, keys: Keys) -> list[Symptom]:
                     "start this member, or take it out of the URL",
                 )
             )
+    if not statuses and refused is not None:
+        raise refused
     if not statuses:
-        raise StoreUnavailable(f"{door.where} cannot be examined: no endpoint answers")
+        raise StoreUnavailable(
+            f"{door.where} cannot be reached: no endpoint answers; is it running?"
+        )
     for status in statuses:
         found += _of_member(status)
     found += _of_members(door)

@@ -100,9 +100,11 @@ def parts_secret(address: str) -> bool:
 class MariaStore:
     """Leases in the rows of one table."""
 
+    tables = sql.CREATE
+
     def __init__(self, world: World, address: Address, *, namespace: str = "default") -> None:
-        self._world, self._namespace = world, namespace
-        self._server = MariaServer(world, address)
+        self._world, self.namespace = world, namespace
+        self.server = MariaServer(world, address)
         self.capabilities = Capabilities(
             keeps_time=True,
             durable=True,
@@ -145,25 +147,25 @@ class MariaStore:
         if not self.capabilities.fair:
             return None
         try:
-            return await MariaPlace.joined(self._world, self._server, self._line(name))
+            return await MariaPlace.joined(self._world, self.server, self._line(name))
         except StoreUnavailable:
             return None  # no room for one more connection: who cannot stand in line asks again
 
     async def examine(self) -> list[Symptom]:
         """Say what would break the promises of this store on this server."""
-        return await self._world.call(examined, self._server, self._world.clocks.wall)
+        return await self._world.call(examined, self.server, self._world.clocks.wall)
 
     async def prepare(self, statements: tuple[str, ...] = sql.CREATE) -> None:
         """Make tables that are missing: ours, or others in the same database."""
-        await self._world.call(self._create, statements)
+        await self._world.call(self.create, statements)
 
     def forget(self) -> None:
         """Drop, in a forked child, the connections of the parent."""
-        self._server.forget()
+        self.server.forget()
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._world.call(self._server.close)
+        await self._world.call(self.server.close)
 
     # What runs behind the door.
 
@@ -216,7 +218,7 @@ class MariaStore:
         [ended] = self._run(sql.RELEASE, values, changes=True)
         if ended.changed:
             if first := sql.first_in_line(ended.number):
-                wake(self._server, first)
+                wake(self.server, first)
             return
         row = self._find(name)
         record = None if row is None else row.record
@@ -228,7 +230,7 @@ class MariaStore:
         return None if row is None else _view(row)
 
     def _views(self) -> list[View]:
-        [found] = self._run(sql.FIND_ALL, {"namespace": self._namespace})
+        [found] = self._run(sql.FIND_ALL, {"namespace": self.namespace})
         return [_view(sql.row_of(text)) for (text,) in found.rows]
 
     def _break(self, name: str, token: int, reason: str, operator: str) -> int:
@@ -253,10 +255,10 @@ class MariaStore:
                 cursor.execute(sql.RECORD_BREAK, values | more)
             return fresh
 
-        fresh = self._server.transact(take_away)
+        fresh = self.server.transact(take_away)
         [first] = self._run("SELECT IS_USED_LOCK(%(line)s)", {"line": self._line(name)})
         if first.rows[0][0]:
-            wake(self._server, first.rows[0][0])
+            wake(self.server, first.rows[0][0])
         return fresh
 
     # Facts.
@@ -276,11 +278,11 @@ class MariaStore:
 
     def _which(self, name: str) -> dict[str, Any]:
         digest = hashlib.sha256(name.encode()).hexdigest()
-        return {"namespace": self._namespace, "digest": digest, "name": name}
+        return {"namespace": self.namespace, "digest": digest, "name": name}
 
     def _line(self, name: str) -> str:
         """Return which lock of the server is the line for a lease; its names are few and short."""
-        whole = "\0".join((self._server.address.database, self._namespace, base(name)))
+        whole = "\0".join((self.server.address.database, self.namespace, base(name)))
         return f"fencepost.{hashlib.sha256(whole.encode()).hexdigest()[:48]}"
 
     # The tables.
@@ -295,19 +297,19 @@ class MariaStore:
     ) -> list[Answer]:
         """Run statements; make the tables if they are missing, once."""
         try:
-            return self._server.run(text, values, changes=changes, patience=patience)
+            return self.server.run(text, values, changes=changes, patience=patience)
         except NoTable:
-            self._create(sql.CREATE)
-        return self._server.run(text, values, changes=changes, patience=patience)
+            self.create(sql.CREATE)
+        return self.server.run(text, values, changes=changes, patience=patience)
 
-    def _create(self, statements: tuple[str, ...]) -> None:
+    def create(self, statements: tuple[str, ...]) -> None:
         """Make the tables; those who do so at the same time do no harm."""
         try:
             for statement in statements:
-                self._server.run(statement, {}, changes=True)
+                self.server.run(statement, {}, changes=True)
         except StoreUnfit as error:
             raise StoreUnfit(
-                f"{self._server.address} has no tables of fencepost, and they could not be made: "
+                f"{self.server.address} has no tables of fencepost, and they could not be made: "
                 f"{error}; run 'fencepost migrate' as a user who may create tables"
             ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fencepost.errors import StoreUnfit
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores.mariadb_rows import NOW_US
 
@@ -28,6 +29,17 @@ SELECT table_name, engine, table_comment
   FROM information_schema.tables
  WHERE table_schema = DATABASE() AND table_name IN ('fencepost_lease', 'fencepost_break')"""
 
+# To explain a statement takes the rights to run it, and changes nothing.
+_NEEDED = {
+    "UPDATE on fencepost_lease": "EXPLAIN UPDATE fencepost_lease SET beat = 0 WHERE 1 = 0",
+    "INSERT on fencepost_lease": (
+        "EXPLAIN INSERT INTO fencepost_lease SELECT * FROM fencepost_lease WHERE 1 = 0"
+    ),
+    "INSERT on fencepost_break": (
+        "EXPLAIN INSERT INTO fencepost_break SELECT * FROM fencepost_break WHERE 1 = 0"
+    ),
+}
+
 _KNOWN, _TABLES = "fencepost 1", 2
 
 
@@ -41,6 +53,7 @@ def examined(server: MariaServer, wall: Callable[[], float]) -> list[Symptom]:
     found = {str(name).lower(): str(value).upper() for name, value in settings.rows}
     return [
         *_tables(engines.rows),
+        *(_rights(server) if len(engines.rows) == _TABLES and not _read_only(found) else ()),
         *_log(found),
         *_cluster(found),
         *_clock(clock.rows[0][0] / 1e6, before, after),
@@ -72,6 +85,25 @@ def _tables(rows: tuple[tuple[Any, ...], ...]) -> Iterator[Symptom]:
             )
 
 
+def _rights(server: MariaServer) -> Iterator[Symptom]:
+    lacking = [what for what, statement in _NEEDED.items() if not _may(server, statement)]
+    if lacking:
+        yield Symptom(
+            "mariadb.privileges",
+            Severity.BREAKS,
+            f"user {server.address.user!r} lacks privileges: {', '.join(lacking)}",
+            "GRANT SELECT, INSERT, UPDATE on the fencepost_ tables to it",
+        )
+
+
+def _may(server: MariaServer, statement: str) -> bool:
+    try:
+        server.run(statement, {})
+    except StoreUnfit:
+        return False
+    return True
+
+
 def _log(found: dict[str, str]) -> Iterator[Symptom]:
     flush = found.get("innodb_flush_log_at_trx_commit", "1")
     if flush != "1":
@@ -90,18 +122,19 @@ def _log(found: dict[str, str]) -> Iterator[Symptom]:
             "binlog_format is STATEMENT: the server refuses every change of a lease",
             "set binlog_format to MIXED or ROW",
         )
-    read_only = [
-        name
-        for name in ("read_only", "super_read_only", "innodb_read_only")
-        if found.get(name) in ("ON", "1")
-    ]
-    if read_only:
+    if _read_only(found):
         yield Symptom(
             "mariadb.read_only",
             Severity.BREAKS,
-            f"{read_only[0]} is on: this is a replica, or was made one",
+            f"{_read_only(found)} is on: this is a replica, or was made one",
             "give the URL of the primary",
         )
+
+
+def _read_only(found: dict[str, str]) -> str:
+    """Return the setting that keeps everybody from writing, if there is one."""
+    names = ("read_only", "super_read_only", "innodb_read_only")
+    return next((name for name in names if found.get(name) in ("ON", "1")), "")
 
 
 def _cluster(found: dict[str, str]) -> Iterator[Symptom]:

@@ -8,7 +8,7 @@ and proves it again meanwhile. See docs/decisions/0022-postgres-leases.md.
 
 from __future__ import annotations
 
-from fencepost.errors import LeaseLost, Misuse, StoreUnavailable, TokenStale
+from fencepost.errors import LeaseLost, StoreUnavailable, StoreUnfit, TokenStale
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
@@ -28,6 +28,7 @@ from fencepost.model.name import well_formed
 from fencepost.stores import postgres_rows as sql
 from fencepost.stores.api import Capabilities
 from fencepost.stores.postgres_place import PostgresPlace, our_place
+from fencepost.stores.postgres_runs import vouch
 from fencepost.stores.postgres_schema import LEASE_STEPS, LEASES, bring_up_to_date
 from fencepost.world.postgres import PATIENCE, Cut, Postgres, Refusal, ends_after, read_address
 from fencepost.world.postgres_line import seats_at
@@ -35,13 +36,14 @@ from fencepost.world.postgres_pulse import GRACE, Lean, pulse_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fencepost.model.symptom import Symptom
     from fencepost.world.api import World
     from fencepost.world.postgres import Address, Session, Statement
     from fencepost.world.postgres_line import Seat
+    from fencepost.world.postgres_pulse import Pulse
 
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
@@ -141,11 +143,25 @@ class PostgresStore:
         self._places.add(place)
         return place
 
+    async def vouch(self) -> None:
+        """Prove this process's pulse, for all of its runs at once."""
+        await self._world.call(vouch, self)
+
     async def examine(self) -> list[Symptom]:
         """Say what on this server would break a promise."""
         from fencepost.stores.postgres_examine import examined
 
         return await self._world.call(examined, self.db, self._world.clocks.wall)
+
+    @property
+    def pulse_here(self) -> Pulse:
+        """The pulse of this process, for the runs that the ledger grants."""
+        return self._pulse
+
+    @property
+    def boottime(self) -> Callable[[], float]:
+        """The clock by which this process believes in what it was granted."""
+        return self._world.clocks.boottime
 
     def forget(self) -> None:
         """Drop what a fork carried over; the parent's sessions go on without us."""
@@ -162,7 +178,7 @@ class PostgresStore:
         self, name: str, holder: Holder, ttl: float, place: PostgresPlace | None
     ) -> Grant | sql.Row | None:
         """Return a grant; or a lease whose pulse is silent; or None after a lost race."""
-        pulse = self._beat(ttl)
+        pulse = self.beat(ttl)
         sent = self._world.clocks.boottime()
         values = self._wished(name, holder, ttl, pulse)
         if place is not None and not place.called:
@@ -213,7 +229,7 @@ class PostgresStore:
     def _take(self, name: str, holder: Holder, ttl: float, seen: sql.Row) -> Grant | None:
         """Take a lease from the dead, unless it has shown any sign of life since it was seen."""
         sent = self._world.clocks.boottime()
-        wished = self._wished(name, holder, ttl, self._beat(ttl))
+        wished = self._wished(name, holder, ttl, self.beat(ttl))
         record = seen.record
         rows = self.db.ask(
             sql.TAKE, wished | {"seen_token": record.token, "seen_beat": record.beat}
@@ -243,7 +259,7 @@ class PostgresStore:
         sent = self._world.clocks.boottime()
         ours = self._ours(name, nonce, token)
         lean = self._pulse.leases.get(nonce)
-        pulse = self._beat(ttl)
+        pulse = self.beat(ttl)
         if lean is not None:
             grace = self._pulse.heed(sent - lean.proven, now=sent)
             lasts = lean.ends - sent > lean.ttl * 2 / 3 and sql.us(lean.grace) >= sql.us(grace)
@@ -277,6 +293,7 @@ class PostgresStore:
         return rows
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
+        self._pulse.vouching.runs.pop(nonce, None)
         lean = self._pulse.leases.pop(nonce, None)
         if lean is not None:  # what was lost for want of time asks for more of it the next time
             now = self._world.clocks.boottime()
@@ -369,7 +386,7 @@ class PostgresStore:
             return None
         return place if place.in_turn else None
 
-    def _beat(self, ttl: float) -> int:
+    def beat(self, ttl: float) -> int:
         """Return the pulse that a lease of this ttl leans on; 0 if on none."""
         return self._pulse.beat(self.db) if ttl > _SHORT and self._is_leaning() else 0
 
@@ -405,7 +422,7 @@ class PostgresStore:
     def _set_up(self, session: Session) -> None:
         """Make the database ready for this version, or refuse it."""
         if self.db.address.advisory == "on" and not session.direct:
-            raise Misuse(
+            raise StoreUnfit(
                 f"advisory=on needs sessions of its own, and at {self.db.where} there is a pooler "
                 "in between: connect to PostgreSQL itself, or say advisory=off"
             )

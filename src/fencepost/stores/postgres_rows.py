@@ -32,17 +32,17 @@ SERVER = "(date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint"
 
 # Whether the session that vouches for a lease is gone: its lock can be had if nobody has it. NULL
 # if none vouches: a pulse is good for the nonce it was given for, on the server it was given on.
-_SILENT = f"""CASE WHEN lease.pulse <> 0 AND lease.pulse_nonce = lease.nonce
+SILENT = f"""CASE WHEN lease.pulse <> 0 AND lease.pulse_nonce = lease.nonce
              AND lease.server_us = {SERVER}
             THEN pg_try_advisory_xact_lock_shared(lease.pulse) END"""
 
 # Our own pulse, for a lease to lean on: 0 if there is none, or if its session ended unnoticed.
-_PULSE = """CASE WHEN :pulse::bigint = 0 OR pg_try_advisory_xact_lock_shared(:pulse::bigint)
+OUR_PULSE = """CASE WHEN :pulse::bigint = 0 OR pg_try_advisory_xact_lock_shared(:pulse::bigint)
             THEN 0 ELSE :pulse::bigint END"""
 
 _COLUMNS = f"""lease.name, lease.token, lease.nonce, lease.host, lease.pid, lease.version,
        lease.held, lease.expires_us, lease.ttl_us, lease.since_us, lease.ended, lease.beat,
-       lease.grace_us, {NOW}, {_SILENT}"""
+       lease.grace_us, {NOW}, {SILENT}"""
 
 FIND = Statement(f"""
 SELECT {_COLUMNS}
@@ -60,7 +60,7 @@ INSERT INTO {{schema}}.fencepost_lease AS lease
        (key, namespace, name, token, nonce, held, expires_us, ttl_us, beat, since_us,
         host, pid, version, ended, pulse, pulse_nonce, server_us, grace_us)
 SELECT :key, :namespace, :name, {NOW}, :nonce, true, {NOW} + :ttl_us::bigint, :ttl_us::bigint, 0,
-       {NOW}, :host, :pid::bigint, :version, '', {_PULSE}, :nonce, {SERVER},
+       {NOW}, :host, :pid::bigint, :version, '', {OUR_PULSE}, :nonce, {SERVER},
        :grace_us::bigint"""
 
 _TO_THE_NEXT = f"""
@@ -100,7 +100,7 @@ GRANT_IN_TURN = Statement(f"{_GIVE}{_TO_THE_NEXT}")
 ADOPT = RENEW = Statement(f"""
 UPDATE {{schema}}.fencepost_lease AS lease
    SET expires_us = {NOW} + :ttl_us::bigint, ttl_us = :ttl_us::bigint, beat = lease.beat + 1,
-       pulse = {_PULSE}, pulse_nonce = lease.nonce, server_us = {SERVER},
+       pulse = {OUR_PULSE}, pulse_nonce = lease.nonce, server_us = {SERVER},
        grace_us = greatest(lease.grace_us, :grace_us::bigint)
  WHERE lease.key = :key AND lease.nonce = :nonce AND lease.token = :token AND lease.held
    AND lease.expires_us > {NOW}
@@ -134,10 +134,10 @@ UPDATE {{schema}}.fencepost_lease AS lease
    SET token = greatest(lease.token + 1, {NOW}), nonce = :nonce, held = true,
        expires_us = {NOW} + :ttl_us::bigint, ttl_us = :ttl_us::bigint, beat = 0,
        since_us = {NOW}, host = :host, pid = :pid::bigint, version = :version,
-       ended = '', pulse = {_PULSE}, pulse_nonce = :nonce, server_us = {SERVER},
+       ended = '', pulse = {OUR_PULSE}, pulse_nonce = :nonce, server_us = {SERVER},
        grace_us = :grace_us::bigint
  WHERE lease.key = :key AND lease.token = :seen_token AND lease.beat = :seen_beat
-   AND lease.held AND {_SILENT}
+   AND lease.held AND {SILENT}
 RETURNING lease.token, lease.pulse, lease.grace_us""")
 
 # The server's clock was set back: what would last for longer than its ttl begins it anew.

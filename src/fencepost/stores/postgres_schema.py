@@ -6,7 +6,7 @@ once it was released: what it made is somebody's table.
 
 from __future__ import annotations
 
-from fencepost.errors import Misuse
+from fencepost.errors import StoreUnfit
 from fencepost.world.postgres import (
     PATIENCE,
     Postgres,
@@ -154,7 +154,7 @@ def _version(session: Session, part: str, end: float) -> int:
 
 def _checked(found: int, known: int) -> int:
     if found > known:
-        raise Misuse(
+        raise StoreUnfit(
             f"this database was prepared by a newer fencepost (schema {found}, this one knows "
             f"{known}): upgrade this installation"
         )

@@ -121,7 +121,9 @@ class SqliteStore(SqliteInner):
 
     async def release(self, name: str, *, nonce: str, token: int | None = None) -> None:
         """Give it back and wake whoever is first in line."""
-        await self._world.call(self._release, well_formed(name), nonce, token)
+        if name not in self._lines:  # where it was put in good form
+            name = well_formed(name)
+        await self._world.call(self._release, name, nonce, token)
 
     async def peek(self, name: str) -> View | None:
         """Return who has it, and whether they still live."""

@@ -71,23 +71,6 @@ def read_wish(text: bytes) -> Wish | None:
     return wish if nonce and wish[3] > 0 else None
 
 
-class _Offer:
-    """Whom a lease is offered, and what."""
-
-    __slots__ = ("called", "expires_us", "heir", "token", "tries")
-
-    def __init__(self, called: Called) -> None:
-        self.called: Called | None = called
-        self.heir, self.token, self.expires_us, self.tries = "", 0, 0, 0
-
-    def renew(self, line: Line) -> None:
-        """Call anew, as a busy file makes us do."""
-        if self.called is not None:
-            self.called.hang_up()
-        self.called, self.token = None, 0
-        self.called = line.call()
-
-
 class HandOver:
     """Both ends of a hand-over, in one namespace of one file."""
 
@@ -114,44 +97,46 @@ class HandOver:
 
     def give(self, line: Line, called: Called, name: str, nonce: str, token: int) -> bool:
         """Release the lease, to the one who is called if possible; say whether it was ours."""
-        offer = _Offer(called)
+        # No object and no function more than it takes: everybody waits for this.
+        offered: Called | None = called
+        heir, handed, expires_us, again = "", 0, 0, False
 
         def work(db: Connection) -> int:
-            if offer.tries:
-                offer.renew(line)
-            offer.tries += 1
-            self._called = heir = offer.called
-            wish = None if heir is None else read_wish(heir.wish)
+            nonlocal offered, heir, handed, expires_us, again
+            if again:  # the file was busy: who waits by now?
+                offered, handed = _called_anew(line, offered), 0
+            again = True
+            self._called = offered
+            wish = None if offered is None else read_wish(offered.wish)
             if wish is not None and wish[:3] == (self._namespace, name, self._era):
                 clocks = self._world.clocks
-                ttl_us, offer.heir = wish[3:5]
+                ttl_us, heir = wish[3:5]
                 wall_us = int(clocks.wall() * 1e6)
-                offer.token = next_token(token, store_us=wall_us)
+                handed = next_token(token, store_us=wall_us)
                 # The trust of whoever takes it begins with the instant that is read here.
-                offer.expires_us = int(clocks.boottime() * 1e6) + ttl_us
-                values = (offer.token, wall_us, offer.expires_us, *wish, nonce, token)
+                expires_us = int(clocks.boottime() * 1e6) + ttl_us
+                values = (handed, wall_us, expires_us, *wish, nonce, token)
                 if db.execute(_HAND_OVER, values).rowcount:
                     return 1
-            offer.token = 0
+            handed = 0
             return db.execute(RELEASE, (self._namespace, name, nonce, token)).rowcount
 
         try:
             changed = self._file.write_one(work)
-            heir = offer.called
             # Told only what will not be issued again, whatever happens.
-            if (changed and offer.token and heir is not None) and (
-                self.reserve.covers(offer.token) or self._file.sync_early()
+            if (changed and handed and offered is not None) and (
+                self.reserve.covers(handed) or self._file.sync_early()
             ):
-                heir.board.hand(heir.slot, heir.ticket, offer.token, offer.expires_us)
+                offered.board.hand(offered.slot, offered.ticket, handed, expires_us)
         except OutcomeUnknown:
-            self._doubtful[nonce] = offer.heir
+            self._doubtful[nonce] = heir
             raise
         finally:
-            if offer.called is not None:
-                offer.called.hang_up()
-        if offer.called is None:
+            if offered is not None:
+                offered.hang_up()
+        if offered is None:
             line.wake()  # who has come since
-        elif offer.token:
+        elif handed:
             _let_run()
         return bool(changed)
 
@@ -206,6 +191,12 @@ class HandOver:
 
     def _waits(self) -> bool:
         return self._called is not None and self._called.still_waits()
+
+
+def _called_anew(line: Line, called: Called | None) -> Called | None:
+    if called is not None:
+        called.hang_up()
+    return line.call()
 
 
 class SqlitePlace(LinePlace):

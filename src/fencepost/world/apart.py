@@ -36,6 +36,7 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
     lifeline: int | None,
     until: tuple[float, float],
     grace: float,
+    still_at: float = float("inf"),
     passed: Sequence[int] = (),
     stdout: int | None = None,
     stderr: int | None = None,
@@ -60,7 +61,17 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
         orders = (
             [os.fsencode(word) for word in argv],
             {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-            (nonce, lines.pledge, lines.pledge_name, lifeline, *until, grace, stdout, stderr),
+            (
+                nonce,
+                lines.pledge,
+                lines.pledge_name,
+                lifeline,
+                *until,
+                still_at,
+                grace,
+                stdout,
+                stderr,
+            ),
             [int(signum) for signum in ignored_here()],
             tuple(lines.posts),
         )
@@ -83,7 +94,7 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
 def main(fd: int) -> NoReturn:
     """Read the orders and be the guardian, to the end of this process."""
     argv, environment, words, ignored, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
-    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, grace, stdout, stderr = words
+    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, still_at, grace, stdout, stderr = words
     # The command must not have these, or its end would not be theirs; its streams are given to it.
     for post in (*posts, *(fd for fd in (stdout, stderr) if fd is not None)):
         os.set_inheritable(post, False)  # noqa: FBT003 -- the standard library's way
@@ -96,6 +107,7 @@ def main(fd: int) -> NoReturn:
         lifeline=lifeline,
         ask_at=ask_at,
         kill_at=kill_at,
+        still_at=still_at,
         grace=grace,
         ignored=frozenset(ignored),
         mask=set(),  # whichever thread it was that started us

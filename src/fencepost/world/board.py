@@ -69,6 +69,21 @@ class Board:
         tickets = words[_WORDS + 1 : end : _WORDS].tolist()
         return sorted([(tickets[n], n) for n in slots if keys[n] == key and tickets[n]])
 
+    def first(self, key: int) -> tuple[int, int] | None:
+        """Return ticket and slot of the first in the line ``key``, if anybody is."""
+        count = self._words[_COUNT]
+        if count > self._capacity:
+            count = self._grown()
+        words, end, found = self._words, _WORDS * (count + 1), None
+        keys = words[_WORDS:end:_WORDS].tolist()
+        if key in keys:
+            tickets = words[_WORDS + 1 : end : _WORDS].tolist()
+            for slot, ticket in enumerate(tickets):
+                # Of two with one ticket the lower slot goes first, as everywhere.
+                if ticket and keys[slot] == key and (found is None or ticket < found[0]):
+                    found = ticket, slot
+        return found
+
     def stand(self, slot: int, key: int, ticket: int) -> None:
         """Wait at a slot from the instant ``ticket`` on."""
         self._words[(slot + 1) * _WORDS] = key

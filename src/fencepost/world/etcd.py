@@ -12,7 +12,7 @@ import ssl
 import time
 from typing import Any, NamedTuple
 
-from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import BadUrl, OutcomeUnknown, StoreUnavailable, StoreUnfit
 from fencepost.world.etcd_wire import Endpoint, NotAnswered, NotSent, Wire
 
 TYPE_CHECKING = False
@@ -254,13 +254,15 @@ class EtcdDoor:
         if "lease not found" in said:
             return EtcdLeaseGone(said)
         if "authentication failed" in said or "user name not found" in said:
-            return Misuse(f"{self.where} refuses the password of user {user!r}: correct the URL")
+            return StoreUnfit(
+                f"{self.where} refuses the password of user {user!r}: correct the URL"
+            )
         if "user name is empty" in said or (refusal.code == _UNAUTHENTICATED and not user):
-            return Misuse(
+            return StoreUnfit(
                 f"{self.where} wants to know who asks: write etcd://user:password@host:port/prefix"
             )
         if refusal.code == _DENIED:
-            return Misuse(
+            return StoreUnfit(
                 f"{self.where} does not let user {user!r} read and write here: "
                 "grant its role readwrite on the prefix of the URL"
             )
@@ -291,7 +293,7 @@ def _understood(endpoint: Endpoint, status: int, content: bytes) -> dict[str, An
             raise NotAnswered(f"{endpoint} answered something that is not JSON") from error
         if status >= _FAILED:  # by something in between, which may have passed the request on
             raise NotAnswered(f"{endpoint} answered HTTP {status}") from error
-        raise BadUrl(
+        raise StoreUnfit(
             f"{endpoint} answers HTTP {status} where etcd's v3 gateway should be: "
             "is this the client port of etcd 3.4 or newer?"
         ) from error

@@ -36,6 +36,7 @@ FORWARDED = (
 # some others on its own account, whatever they were before.
 _INHERITED = (*FORWARDED, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _KILLED = -signal.SIGKILL
+_NEVER = float("inf")
 
 
 class Guarded:
@@ -65,10 +66,10 @@ class Guarded:
         raw = _KILLED if self._code is None else self._code
         return max(0, -raw)
 
-    def extend(self, ask_at: float, kill_at: float) -> None:
-        """Tell both guards until when the command may run."""
+    def extend(self, ask_at: float, kill_at: float, still_at: float = _NEVER) -> None:
+        """Tell both guards until when the command may run, and from when on it stands still."""
         for post in (self._to_guardian, self._to_sentinel):
-            tell(post, "until", repr(ask_at), repr(kill_at))
+            tell(post, "until", repr(ask_at), repr(kill_at), repr(still_at))
 
     def forward(self, signum: int) -> None:
         """Have the command's process group get a signal. Safe in a signal handler."""
@@ -160,7 +161,7 @@ def above_streams(fd: int) -> int:
         os.close(fd)
 
 
-def start(
+def start(  # noqa: PLR0913 -- one for each thing that a command inherits
     argv: Sequence[str],
     *,
     environment: dict[str, str],
@@ -168,6 +169,7 @@ def start(
     lifeline: int | None,
     until: tuple[float, float],
     grace: float,
+    still_at: float = _NEVER,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> Guarded:
@@ -202,6 +204,7 @@ def start(
                 lifeline=lifeline,
                 ask_at=until[0],
                 kill_at=until[1],
+                still_at=still_at,
                 grace=grace,
                 ignored=ignored,
                 mask={int(s) for s in mask},

@@ -32,6 +32,8 @@ _NEVER = float("inf")
 _LONGEST_NAP = 1.0
 # How often to look whether the processes that were told to end have ended.
 _GLANCE = 0.03
+# How often what stands still is looked at.
+_STILL = 0.1
 
 # What a terminal, an init system or an operator may send to the whole tree: the command gets it,
 # the guards wait for the command.
@@ -68,6 +70,7 @@ class Orders(NamedTuple):
     mask: set[int]
     stdout: int | None = None
     stderr: int | None = None
+    still_at: float = _NEVER
 
 
 class Posts(NamedTuple):
@@ -104,13 +107,15 @@ class _Guardian:
         trail = Trail(session=os.getpid(), nonce=orders.nonce, pledge=orders.pledge_name)
         self._trail = trail
         self._ask_at, self._kill_at = orders.ask_at, orders.kill_at
+        self._still_at, self._still = orders.still_at, False
         self._last_at = _NEVER  # the end that no renewal can move any more
         self._asked = self._struck = self._ended = False
         self._bell = _bell_for_deaths()
         told, self._to_sentinel = os.pipe()
         self._sentinel = _fork()
         if self._sentinel == 0:
-            be_sentinel(trail, orders.kill_at, orders.lifeline, posts.sentinel, told)
+            until = (orders.kill_at, orders.still_at)
+            be_sentinel(trail, until, orders.lifeline, posts.sentinel, told)
         tell(self._report, "sentinel", self._sentinel)
         self._command = self._start_command()
         keep = (self._inbox.fd, self._report, self._to_sentinel, self._life, *self._bell)
@@ -162,7 +167,10 @@ class _Guardian:
     def _obey(self) -> None:
         for word, *values in self._inbox.lines():
             if word == "until":
-                self._ask_at, self._kill_at = float(values[0]), float(values[1])
+                self._ask_at, self._kill_at, self._still_at = map(float, values)
+                if self._still and self._still_at > _boottime() and self._last_at == _NEVER:
+                    self._still = False
+                    self._strike(signal.SIGCONT)
                 if self._ask_at > _boottime() and self._last_at == _NEVER:
                     self._asked = False  # renewed after all: should it happen again, ask again
             elif word == "signal" and not self._ended:
@@ -177,8 +185,12 @@ class _Guardian:
         now, final = _boottime(), self._last_at != _NEVER
         ask_at = now if final else self._ask_at
         kill_at = min(self._kill_at, self._last_at)
-        if now >= kill_at:
+        if now >= kill_at or (self._still and final):  # it does nothing more that we could ask for
             self._strike(signal.SIGKILL)
+        elif now >= self._still_at and not final:
+            self._still = True
+            self._strike(signal.SIGSTOP)  # and again: some may have been about to begin
+            return min(kill_at - now, _STILL)
         elif now >= ask_at and not self._asked:
             self._asked = True
             if not final:
@@ -186,7 +198,9 @@ class _Guardian:
             self._strike(signal.SIGTERM)
         if self._ended or now >= kill_at:
             return _GLANCE
-        until = kill_at if self._asked else min(ask_at, kill_at)
+        until = min(kill_at, self._still_at)
+        if not self._asked:
+            until = min(ask_at, until)
         return min(max(until - _boottime(), 0.0), _LONGEST_NAP)
 
     def _wait(self, seconds: float) -> None:

@@ -84,18 +84,32 @@ class Line:
         """
         try:
             board = board_of(self.folder)
-            waiters = board.line(self.key)
+            first = board.first(self.key)
+            if first is None or (before is not None and first >= before):
+                return None
         except OSError:
             return None
-        for waiter in waiters:
-            if before is not None and waiter >= before:
+        ticket, slot = first
+        fd = reach(self.folder, board.pipe(slot))
+        if fd is not None and fd >= 0:
+            return Called(fd, board.read(slot, ticket), ticket, slot, board)
+        if fd == -1:
+            board.withdraw(slot, ticket)
+        return self._call_later(board, after=first, before=before)
+
+    def _call_later(
+        self, board: Board, *, after: tuple[int, int], before: tuple[int, int] | None
+    ) -> Called | None:
+        """Reach the first in line behind one who cannot be reached."""
+        for ticket, slot in board.line(self.key):
+            if before is not None and (ticket, slot) >= before:
                 return None
-            ticket, slot = waiter
-            fd = reach(self.folder, board.pipe(slot))
-            if fd == -1:
-                board.withdraw(slot, ticket)
-            elif fd is not None:
-                return Called(fd, board.read(slot, ticket), ticket, slot, board)
+            if (ticket, slot) > after:
+                fd = reach(self.folder, board.pipe(slot))
+                if fd == -1:
+                    board.withdraw(slot, ticket)
+                elif fd is not None:
+                    return Called(fd, board.read(slot, ticket), ticket, slot, board)
         return None
 
     def wake(self) -> None:

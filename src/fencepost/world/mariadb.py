@@ -8,7 +8,6 @@ anything is sent on it. Nothing is ever sent twice unless the first time is know
 from __future__ import annotations
 
 import os
-import select
 import socket
 import ssl
 import threading
@@ -19,11 +18,19 @@ from pymysql.constants import CLIENT, COMMAND
 
 from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
 from fencepost.model.named import NamedTuple
-from fencepost.world.mariadb_errors import CLOSING, Trouble, fate, told
+from fencepost.world.mariadb_batch import (
+    Statement,
+    Transaction,
+    force_close,
+    is_quiet,
+    rendered,
+    unpacked,
+)
+from fencepost.world.mariadb_errors import CLOSING, Trouble, fate, kept_from_committing, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeVar
 
     from fencepost.world.api import World
@@ -36,10 +43,12 @@ _MOST_AT_ONCE = 8  # connections that run statements; those that wait in line ar
 _MOST_SPARE = 4
 
 # Strict, so that nothing is cut short or rounded in silence; and the same on every server. A lock
-# is waited for one second, which is the least that can be said: less than a client's patience.
+# is waited for one second, which is the least that can be said: less than a client's patience. Who
+# is stopped inside of a transaction loses it, and its locks, after three (MySQL cannot do that).
 _INIT = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
-SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1"""
+SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1
+    /*M!100300 , idle_transaction_timeout = 3 */"""
 
 
 class Address(NamedTuple):
@@ -88,6 +97,43 @@ class MariaServer:
             lambda one: _exchange(one, text, values), changes=changes, patience=patience
         )
 
+    def ask(self, statement: Statement, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement of one part that changes nothing."""
+
+        def asked(connection: Connection) -> Sequence[tuple[Any, ...]]:
+            texts = rendered(connection, statement, values)
+            assert len(texts) <= 1, "more than one may only be asked in a transaction"
+            with connection.cursor() as cursor:
+                if texts:
+                    cursor.execute(texts[0])
+                return unpacked(cursor) if texts else ()
+
+        return self._tried(asked, changes=False, patience=None)
+
+    def transaction(self, work: Callable[[Transaction], T]) -> T:
+        """Run ``work`` in one transaction, and again if it lost against another one.
+
+        If ``work`` raises nothing has happened.
+        """
+
+        def whole(connection: Connection) -> T:
+            transaction = Transaction(connection)
+            try:
+                result = work(transaction)
+                transaction.commit()
+            except FencepostError:
+                transaction.roll_back()
+                raise
+            except pymysql.Error as error:
+                transaction.roll_back()
+                sure = fate(error) is Trouble.PASSING or kept_from_committing(error)
+                if transaction.committing and not sure:
+                    raise _Unheard from error
+                raise
+            return result
+
+        return self._tried(whole, changes=True, patience=None)
+
     def transact(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` inside of one transaction and commit it."""
 
@@ -104,7 +150,7 @@ class MariaServer:
             except pymysql.Error as error:
                 if committing and fate(error) is not Trouble.PASSING:
                     raise _Unheard from error
-                _drop(connection)  # and with it the transaction
+                force_close(connection)  # and with it the transaction
                 if fate(error) is Trouble.UNKNOWN:
                     raise StoreUnavailable(f"{self.address} was lost: {_words(error)}") from error
                 raise
@@ -132,10 +178,37 @@ class MariaServer:
                 return
         bell.drop()
 
+    def lend(self, *, fresh: bool = False) -> Connection:
+        """Return a connection for user code, which may leave on it what it likes.
+
+        It counts rows as the driver's users know it, and commits nothing by itself: not even one
+        that the driver has opened anew.
+        """
+        self._mind_forks()
+        while not fresh:
+            with self._turn:
+                guest = self._guests.pop() if self._guests else None
+            if guest is None:
+                break
+            if is_quiet(guest):
+                return guest
+            force_close(guest)
+        flags = CLIENT.MULTI_STATEMENTS
+        return self._opened(self.address.timeout, flags=flags, autocommit=False)
+
+    def take_back(self, connection: Connection) -> None:
+        """Keep a connection for the next transaction of user code: idle, and owing no answer."""
+        with self._turn:
+            if connection.open and len(self._guests) < _MOST_AT_ONCE:
+                self._guests.append(connection)
+                return
+        if connection.open:
+            connection.close()
+
     def forget(self) -> None:
         """Start anew in a forked child. The server hears nothing of it: the parent talks to it."""
-        for connection in self._idle:
-            _drop(connection)
+        for connection in (*self._idle, *self._guests):
+            force_close(connection)
         for bell in self._lounge:
             bell.drop()
         self._begin_anew()
@@ -145,8 +218,9 @@ class MariaServer:
         if self._pid != os.getpid():
             self.forget()
         with self._turn:
-            idle = [*self._idle, *(bell.connection for bell in self._lounge)]
+            idle = [*self._idle, *self._guests, *(bell.connection for bell in self._lounge)]
             self._idle.clear()
+            self._guests.clear()
             self._lounge.clear()
         for connection in idle:
             if connection.open:
@@ -157,6 +231,7 @@ class MariaServer:
         self._turn = threading.Lock()
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._idle: list[Connection] = []
+        self._guests: list[Connection] = []  # for transactions of user code, and nothing else
         self._lounge: list[Bell] = []
 
     def _mind_forks(self) -> None:
@@ -217,7 +292,7 @@ class MariaServer:
                 if done:
                     self._give_back(connection)
                 else:
-                    _drop(connection)
+                    force_close(connection)
             return result
         finally:
             room.release()
@@ -228,10 +303,10 @@ class MariaServer:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 connection = self._opened(patience)
-            elif not _is_quiet(connection):  # closed meanwhile
-                _drop(connection)
+            elif not is_quiet(connection):  # closed meanwhile
+                force_close(connection)
                 continue
-            _wait_at_most(connection, patience)
+            wait_at_most(connection, patience)
             return connection
 
     def _give_back(self, connection: Connection) -> None:
@@ -242,7 +317,13 @@ class MariaServer:
         if connection.open:
             connection.close()
 
-    def _opened(self, patience: float) -> Connection:
+    def _opened(
+        self,
+        patience: float,
+        *,
+        flags: int = CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+        autocommit: bool = True,
+    ) -> Connection:
         address = self.address
         connection: Any = pymysql.Connection(
             host=address.host,
@@ -252,9 +333,9 @@ class MariaServer:
             password=address.password,
             database=address.database,
             charset="utf8mb4",
-            autocommit=True,
+            autocommit=autocommit,
             init_command=_INIT,
-            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+            client_flag=flags,
             connect_timeout=patience,
             read_timeout=patience,
             write_timeout=patience,
@@ -277,7 +358,7 @@ class MariaServer:
         except (pymysql.Error, OSError, RuntimeError, UnicodeError) as error:
             if wire is not None:
                 wire.close()
-            _drop(connection)
+            force_close(connection)
             raise told(error, str(address), address.user, connecting=True) from error
         opened: Connection = connection
         return opened
@@ -323,11 +404,11 @@ class Bell:
 
     def is_quiet(self) -> bool:
         """Say whether it is open and owes no answer."""
-        return _is_quiet(self.connection)
+        return is_quiet(self.connection)
 
     def drop(self) -> None:
         """Close it without a word."""
-        _drop(self.connection)
+        force_close(self.connection)
 
 
 _INTERRUPTED = 1317
@@ -349,26 +430,13 @@ def _exchange(connection: Connection, text: str, values: Mapping[str, object]) -
     return answers
 
 
-def _is_quiet(connection: Connection) -> bool:
-    """Say whether nothing came that nobody asked for: a farewell, or the end."""
-    if not connection.open:
-        return False
-    poll = select.poll()
-    poll.register(_socket(connection).fileno(), select.POLLIN)
-    return not poll.poll(0)
-
-
 def _socket(connection: Connection) -> Any:
     return connection._sock  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _wait_at_most(connection: Connection, patience: float) -> None:
+def wait_at_most(connection: Connection, patience: float | None) -> None:
+    """Have whoever uses a connection wait no longer than that for any answer."""
     vars(connection).update(_read_timeout=patience, _write_timeout=patience)
-
-
-def _drop(connection: Connection) -> None:
-    """Close the descriptor and send nothing: what is on the wire may not be ours."""
-    connection._force_close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _words(error: BaseException | None) -> str:

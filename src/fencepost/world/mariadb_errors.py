@@ -33,6 +33,10 @@ CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927,
 # had closed for idleness, and what could not be sent at all.
 _PASSING = frozenset({1205, 1213, 3101, 4031, 2006})
 
+# How a transaction whose ground has moved is made to fail by a statement before its commit, without
+# a function of our own on the server: a number is too large, if something is not so.
+_OUT_OF_RANGE, MOVED = 1690, "exp(710"
+
 # Lost while waiting for the answer; and what a server may say after it has begun to commit.
 _UNKNOWN = frozenset({2013, 2027, 1026, 1030, 1105, 1180, 1196, 1598, 1927, 3100})
 
@@ -50,6 +54,16 @@ _REFUSALS: tuple[tuple[frozenset[int], type[Exception], str], ...] = (
     ),
     (frozenset({1146}), NoTable, "{where}: {words}; 'fencepost migrate' makes what is missing"),
     (frozenset({1062}), RowExists, "{where}: {words}"),
+    (
+        frozenset({1419}),
+        StoreUnfit,
+        "{where} lets {user!r} make no trigger: set log_bin_trust_function_creators = 1 ({words})",
+    ),
+    (
+        frozenset({1153}),
+        StoreUnfit,
+        "{where} takes no packet of that size: raise max_allowed_packet, or write less at once",
+    ),
     (
         frozenset({1665}),
         StoreUnfit,
@@ -78,16 +92,28 @@ _REFUSALS: tuple[tuple[frozenset[int], type[Exception], str], ...] = (
 )
 
 
+_FULL_LOG = 1021  # also of the binary log, to which a COMMIT writes
+
+
 def fate(error: pymysql.Error) -> Trouble:
     """Say what became of the statement that was answered with ``error``."""
     code = error.args[0] if error.args else 0
     if isinstance(error, pymysql.InterfaceError) and code == 0:  # closed before it was sent
         return Trouble.PASSING
-    if code in _PASSING:
+    if code in _PASSING or (code == _OUT_OF_RANGE and MOVED in str(error.args[-1])):
         return Trouble.PASSING
     if code in _UNKNOWN or not isinstance(code, int):  # or the answer made no sense
         return Trouble.UNKNOWN
     return Trouble.REFUSED
+
+
+def kept_from_committing(error: pymysql.Error) -> bool:
+    """Say whether a statement was refused in words that no COMMIT is answered with.
+
+    Statements and their COMMIT may travel together; the server stops at the first that it refuses.
+    """
+    code = error.args[0] if error.args else 0
+    return code != _FULL_LOG and any(code in codes for codes, _, _ in _REFUSALS)
 
 
 def told(error: Exception, where: str, user: str, *, connecting: bool = False) -> Exception:

@@ -185,7 +185,7 @@ class Bucket:
     def _refuse_missing(self, error: Exception) -> None:
         if _code(error) in _MISSING:
             cause = _quoted(error)
-            raise BadUrl(f"{self.where} does not exist: create the bucket first") from cause
+            raise StoreUnfit(f"{self.where} does not exist: create the bucket first") from cause
 
     def _told(  # noqa: C901, PLR0911 -- a table of answers
         self, error: Exception, verb: str, *, changes: bool
@@ -202,9 +202,11 @@ class Bucket:
         if status == 429 or code in _THROTTLED:  # any other 503 may come from something between
             return StoreUnavailable(f"{self.where} asks for fewer requests ({status} {code})")
         if status in (301, 307) or "BareRedirect" in text:
-            return BadUrl(f"{self.where} is in another region: say which with region=…")
+            return StoreUnfit(f"{self.where} is in another region: say which with region=…")
         if "BadScheme" in text:
-            return BadUrl(f"{self.where} is reached by plain http: say allow_http=true if meant")
+            return StoreUnfit(
+                f"{self.where} is reached by plain http: say allow_http=true if meant"
+            )
         if status == 501 or isinstance(error, NotImplementedError):
             return StoreUnfit(f"{self.where} does not know conditional writes: leases need them")
         if status and status < 500 and status != 408 and code != "RequestTimeout":

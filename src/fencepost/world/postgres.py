@@ -17,7 +17,7 @@ import time
 import weakref
 from contextlib import contextmanager, suppress
 
-from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable, StoreUnfit
 from fencepost.world.postgres_session import Answer, Cut, Session, Statement, connected
 from fencepost.world.postgres_told import CONFLICTS, Refusal, told
 from fencepost.world.postgres_url import Address, read_address
@@ -77,6 +77,9 @@ SELECT set_config('synchronous_commit', CASE :commit WHEN 'remote_apply' THEN :c
        set_config('tcp_user_timeout', '20000', false)""",
     prepared=False,
 )
+# Where only our own statements are sent, all of which find rows by their keys: a plan is kept for
+# as long as the session, and one made while a table was small would go on to read all of it.
+_BY_KEY = Statement("SELECT set_config('enable_seqscan', 'off', false)", prepared=False)
 # By the first version that knows it.
 _STAY = {
     140_000: Statement("SELECT set_config('idle_session_timeout', '0', false)", prepared=False),
@@ -181,10 +184,11 @@ class Postgres:
         finally:
             self._give_back(session)
 
-    def connect(self, *, patience: float = PATIENCE) -> Session:
+    def connect(self, *, patience: float = PATIENCE, by_key: bool = False) -> Session:
         """Open a session that is nobody else's; the caller closes it.
 
-        It is asked for in vain behind a pooler, where sessions are only ever lent: see ``direct``.
+        ``by_key`` says that nothing will be asked on it that wants the whole of a table. It is
+        asked for in vain behind a pooler, where sessions are only ever lent: see ``direct``.
         """
         session = connected(
             self.address.attempts,
@@ -194,7 +198,7 @@ class Postgres:
         )
         settled = False
         try:
-            self._settle(session, time.monotonic() + patience)
+            self._settle(session, time.monotonic() + patience, by_key=by_key)
             settled = True
         except Refusal as refusal:
             raise self.told(refusal, changes=False) from refusal
@@ -273,7 +277,7 @@ class Postgres:
     def _opened(self, end: float) -> Session:
         opened = False
         try:
-            session = self.connect(patience=end - time.monotonic())
+            session = self.connect(patience=end - time.monotonic(), by_key=True)
             opened = True
         finally:
             if not opened:
@@ -318,10 +322,10 @@ class Postgres:
             if not done:
                 self._drop(session)
 
-    def _settle(self, session: Session, end: float) -> None:
+    def _settle(self, session: Session, end: float, *, by_key: bool) -> None:
         """Make a session what it must be, or refuse it."""
         if session.server_version < OLDEST:
-            raise Misuse(
+            raise StoreUnfit(
                 f"PostgreSQL at {self.where} is of version {session.server_version // 10_000}: "
                 f"fencepost needs {OLDEST // 10_000} or newer"
             )
@@ -329,13 +333,13 @@ class Postgres:
         self.direct = session.direct = pid == session.told_pid
         if session.direct:
             values = {"commit": commit, "patience_ms": str(int(PATIENCE * 1000))}
-            steps: list[Step] = [(_SETTLE, values)]
+            steps: list[Step] = [(_SETTLE, values), *([(_BY_KEY, ())] if by_key else [])]
             steps += [
                 (stay, ()) for since, stay in _STAY.items() if session.server_version >= since
             ]
             session.batch(steps, end=end)
         elif commit in ("off", "local"):
-            raise Misuse(
+            raise StoreUnfit(
                 f"behind the pooler at {self.where} synchronous_commit is {commit!r}, and nobody "
                 "can set it for one session there: ALTER ROLE … SET synchronous_commit = on"
             )

@@ -27,7 +27,8 @@ _SETTLE = Statement(
     f"SELECT set_config('statement_timeout', '{_LONGEST_WAIT_MS}', false)", prepared=False
 )
 _QUEUE = Statement("SELECT pg_advisory_lock(:line::bigint)")
-_LEAVE = Statement("SELECT pg_advisory_unlock(:line::bigint)")
+# Also of a statement that was cancelled: it may have had the lock just before, and then keeps it.
+_LEAVE = Statement("SELECT pg_advisory_unlock_all()")
 _GAVE_UP = ("57014", "55P03")
 _PATIENCE = 2.0
 _MOST_IDLE = 4
@@ -60,7 +61,7 @@ class Seat:
         except Refusal as refusal:
             self.waits = False
             if refusal.code in _GAVE_UP and not refusal.fatal:
-                self._ask_again()
+                self._ask_anew()
             else:
                 self.session.close()
         except Cut:
@@ -76,20 +77,21 @@ class Seat:
                 if self.broken:
                     return
                 self.waits = False
-                try:
+                with suppress(Refusal):
                     self.session.collect(end=end)
-                    self.is_first = True  # it came just before
-                except Refusal:
-                    self.is_first = False
-            if self.is_first:
-                self.is_first = False
-                self.session.ask(_LEAVE, (self.line,), end=end)
+            self.is_first = False
+            self.session.ask(_LEAVE, end=end)
         except (Cut, Refusal):
             self.session.close()
 
-    def _ask_again(self) -> None:
-        with suppress(Cut):
+    def _ask_anew(self) -> None:
+        try:
+            self.session.ask(_LEAVE, end=time.monotonic() + _PATIENCE)
             self.ask()
+        except Refusal:
+            self.session.close()
+        except Cut:
+            pass  # it is closed: ``broken`` tells
 
 
 class Served(NamedTuple):

@@ -15,6 +15,7 @@ import time
 
 from fencepost.errors import FencepostError
 from fencepost.model.named import NamedTuple
+from fencepost.world.postgres_lean import Silences, Vouching
 from fencepost.world.postgres_session import Cut, Session, Statement
 from fencepost.world.postgres_told import Refusal
 
@@ -54,6 +55,7 @@ class Pulse:
         self.grace = GRACE
         self._calm_at = 0.0
         self.leases: dict[str, Lean] = {}
+        self.vouching, self.silences = Vouching(), Silences()
 
     def beat(self, db: Postgres) -> int:
         """Make sure that there is a pulse; return its key, or 0 if there can be none now."""
@@ -84,7 +86,13 @@ class Pulse:
     def let_go(self) -> None:
         """End the session, unless leases lean on it."""
         with self._turn:
-            if not self.leases:
+            if not self.leases and not self.vouching.runs:
+                self._end()
+
+    def end(self, key: int) -> None:
+        """End a session whose lock is gone, whatever it may look like; the next beat opens one."""
+        with self._turn:
+            if self._key == key:
                 self._end()
 
     def _begin(self, db: Postgres) -> None:

@@ -13,13 +13,17 @@ import select
 import time
 
 from psycopg import Error, OperationalError, pq
+from psycopg.adapt import AdaptersMap, Loader, Transformer
+from psycopg.types.bool import BoolLoader
+from psycopg.types.numeric import FloatLoader, IntLoader
+from psycopg.types.string import ByteaLoader, TextLoader
 
 from fencepost.model.named import NamedTuple, Protocol
 from fencepost.world.postgres_told import Refusal, told_of_connecting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from psycopg.pq.abc import PGconn, PGresult
@@ -81,6 +85,9 @@ class Session:
     def __init__(self, conn: PGconn, *, schema: str) -> None:
         self._conn, self._schema = conn, schema
         self.direct = False  # no pooler in between: what is set or prepared here stays here
+        self.lent = (
+            False  # others speak over it too, and may have the server forget what we prepare
+        )
         self.broken = False
         self._prepared: set[int] = set()
         self._reads = _poller(conn.socket)
@@ -90,6 +97,11 @@ class Session:
     def fd(self) -> int:
         """The socket, to wait for with ``World.readable``."""
         return self._conn.socket
+
+    @property
+    def raw(self) -> PGconn:
+        """The connection itself, for those who speak over it in turns with us."""
+        return self._conn
 
     @property
     def told_pid(self) -> int:
@@ -124,7 +136,7 @@ class Session:
     def send(self, statement: Statement, values: Values = (), *, end: float) -> None:
         """Send one statement; ``collect`` its answer once ``fd`` can be read."""
         encoded = _encoded(statement, values)
-        prepared = self.direct and statement.prepared
+        prepared = self._prepares(statement)
         if prepared and statement.number not in self._prepared:
             self._prepare(statement, end)
         try:
@@ -156,20 +168,21 @@ class Session:
         """
         conn = self._conn
         for statement, _ in steps:
-            if self.direct and statement.prepared and statement.number not in self._prepared:
+            if self._prepares(statement) and statement.number not in self._prepared:
                 self._prepare(statement, end)
         try:
             conn.enter_pipeline_mode()
             for statement, values in steps:
                 encoded = _encoded(statement, values)
-                if self.direct and statement.prepared:
+                if self._prepares(statement):
                     conn.send_query_prepared(statement.name, encoded)
                 else:
                     conn.send_query_params(statement.within(self._schema), encoded)
             conn.pipeline_sync()
             self._flush(end)
             results = self._pipelined(len(steps), end)
-            conn.exit_pipeline_mode()
+            if not _is_last_word(results[-1]):
+                conn.exit_pipeline_mode()
         except Error as error:
             raise self._cut(str(error)) from error
         for result in results:
@@ -212,6 +225,9 @@ class Session:
 
     # Beneath.
 
+    def _prepares(self, statement: Statement) -> bool:
+        return self.direct and statement.prepared and not self.lent
+
     def _prepare(self, statement: Statement, end: float) -> None:
         """Have the server plan a statement once. Whatever goes wrong: nothing was done yet."""
         try:
@@ -246,6 +262,8 @@ class Session:
             if result is None:
                 raise OperationalError("the session ended before the batch did")
             results.append(result)
+            if _is_last_word(result):
+                return results  # nothing follows, and to look for it would lose what it says
             while self._result(end) is not None:
                 pass
         synced = self._result(end)
@@ -272,8 +290,7 @@ class Session:
         if code is None:  # libpq's own words: the connection is gone
             raise self._cut(result.error_message.decode(errors="replace"), sent=sent)
         said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b""
-        severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED) or b""
-        fatal = severity in (b"FATAL", b"PANIC")
+        fatal = _is_last_word(result)
         if fatal:
             self.close()
         raise Refusal(code.decode(), said.decode(errors="replace"), fatal=fatal)
@@ -346,6 +363,14 @@ def _poller(socket: int, *, reads: bool = True, writes: bool = False) -> Poller:
     return poll
 
 
+def _is_last_word(result: PGresult) -> bool:
+    """Say whether the server has ended the session with this."""
+    if result.status != pq.ExecStatus.FATAL_ERROR:
+        return False
+    severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+    return severity in (b"FATAL", b"PANIC")
+
+
 # Values, both ways. Everything travels as text.
 
 
@@ -370,8 +395,20 @@ def _encode(value: object) -> bytes | None:  # noqa: PLR0911 -- one line for eac
     if isinstance(value, bytes):
         return b"\\x" + value.hex().encode()
     if isinstance(value, list | tuple):
-        return b"{" + b",".join(_element(_encode(part)) for part in value) + b"}"
+        return _encoded_list(value)
     return str(value).encode()
+
+
+def _encoded_list(values: Sequence[Any]) -> bytes:
+    """Return an array. Most are lists of names or of numbers, and can be long: made as one text."""
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        return f"{{{','.join(map(str, values))}}}".encode()
+    if kinds == {str}:
+        text = '","'.join(values)
+        if "\\" not in text and text.count('"') == 2 * (len(values) - 1):
+            return f'{{"{text}"}}'.encode()
+    return b"{" + b",".join(_element(_encode(value)) for value in values) + b"}"
 
 
 def _element(text: bytes | None) -> bytes:
@@ -380,29 +417,32 @@ def _element(text: bytes | None) -> bytes:
     return b'"' + text.replace(b"\\", b"\\\\").replace(b'"', b'\\"') + b'"'
 
 
+class _Adapting:
+    """How psycopg makes values of what was read: bool, bytes, int and float; all else stays text.
+
+    It does so in C, where that is installed.
+    """
+
+    connection = None
+    adapters = AdaptersMap()
+
+
+_LOADERS: tuple[tuple[type[Loader], tuple[int, ...]], ...] = (
+    (TextLoader, (0,)),  # whatever is not named here
+    (BoolLoader, (16,)),
+    (ByteaLoader, (17,)),
+    (IntLoader, (20, 21, 23, 26)),
+    (FloatLoader, (700, 701)),
+)
+for _loader, _oids in _LOADERS:
+    for _oid in _oids:
+        _Adapting.adapters.register_loader(_oid, _loader)
+
+
 def _decoded(result: PGresult) -> list[tuple[Any, ...]]:
-    columns = [
-        (place, _DECODERS.get(result.ftype(place), _text)) for place in range(result.nfields)
-    ]
-    get = result.get_value
-    return [
-        tuple(
-            None if (found := get(row, place)) is None else decode(found)
-            for place, decode in columns
-        )
-        for row in range(result.ntuples)
-    ]
-
-
-def _text(found: bytes) -> str:
-    return found.decode()
-
-
-# By the number of the type: bool, bytea, integers, floats and void; all else stays text.
-_DECODERS: dict[int, Callable[[bytes], Any]] = {
-    16: lambda found: found == b"t",
-    17: lambda found: bytes.fromhex(found[2:].decode()),
-    **dict.fromkeys((20, 21, 23, 26), int),
-    **dict.fromkeys((700, 701), float),
-    2278: lambda _: None,
-}
+    count = result.ntuples
+    if not count:
+        return []
+    values = Transformer(_Adapting)
+    values.set_pgresult(result)
+    return values.load_rows(0, count, tuple)

@@ -6,7 +6,13 @@ something that changes rows means that nobody knows.
 
 from __future__ import annotations
 
-from fencepost.errors import BadUrl, FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import (
+    FencepostError,
+    Misuse,
+    OutcomeUnknown,
+    StoreUnavailable,
+    StoreUnfit,
+)
 
 # Of a transaction that lost against another one: asked again, it may well succeed.
 CONFLICTS = frozenset({"40001", "40P01"})
@@ -45,13 +51,13 @@ def told(  # noqa: PLR0911 -- a table of codes
     if code in _REMEDIES:
         return StoreUnavailable(f"PostgreSQL at {where} {_REMEDIES[code]} ({said})")
     if code == "42501":
-        return Misuse(
+        return StoreUnfit(
             f"PostgreSQL at {where} does not allow it: {said}; have the owner of schema "
             f"{schema!r} run 'fencepost migrate', and grant USAGE on the schema and SELECT, "
             "INSERT, UPDATE, DELETE on its fencepost_ tables"
         )
     if code in MISSING:
-        return Misuse(
+        return StoreUnfit(
             f"PostgreSQL at {where} lacks what fencepost needs in schema {schema!r}: {said}; "
             "run 'fencepost migrate'"
         )
@@ -65,14 +71,16 @@ def told_of_connecting(said: str, *, where: str) -> FencepostError:
     said = " ".join(said.split()) or "it did not answer in time"
     # libpq hands on the words of the server, not their code.
     if "password" in said or "authentication failed" in said or "pg_hba" in said:
-        return BadUrl(
+        return StoreUnfit(
             f"PostgreSQL at {where} does not let this user in: check the user and password in the "
             "URL, and the server's pg_hba.conf"
         )
     if 'role "' in said and "does not exist" in said:
-        return BadUrl(f"PostgreSQL at {where} knows no such user: check the URL ({_tail(said)})")
+        return StoreUnfit(
+            f"PostgreSQL at {where} knows no such user: check the URL ({_tail(said)})"
+        )
     if 'database "' in said and "does not exist" in said:
-        return BadUrl(f"PostgreSQL at {where} has no such database: create it or check the URL")
+        return StoreUnfit(f"PostgreSQL at {where} has no such database: create it or check the URL")
     if "session is read-only" in said or "hot standby" in said:
         return StoreUnavailable(
             f"PostgreSQL at {where} is read-only (is it a standby?): name its primary in the URL"

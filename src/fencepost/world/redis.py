@@ -30,7 +30,13 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from fencepost.errors import BadUrl, FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import (
+    BadUrl,
+    FencepostError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    StoreUnfit,
+)
 from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
@@ -339,7 +345,7 @@ class RedisServer:
         if self.address.tls and isinstance(error.__context__, FileNotFoundError):
             return BadUrl(f"a file that the URL of Redis at {self.address} names is not there")
         if "certificate" in text.lower():
-            return BadUrl(
+            return StoreUnfit(
                 f"the certificate of Redis at {self.address} is not trusted: {text}; "
                 "name its authority with ?ssl_ca_certs=FILE"
             )
@@ -352,28 +358,30 @@ class RedisServer:
         """Return what an answer, or the lack of one, means for the caller."""
         text, where = str(error), f"Redis at {self.address}"
         if isinstance(error, AuthenticationError) or "unauthenticated" in text:
-            return BadUrl(
+            return StoreUnfit(
                 f"{where} refused the user or the password ({text}): check them in the URL"
             )
         if isinstance(error, NoPermissionError) or _FORBIDDEN.search(text):
-            return Misuse(
+            return StoreUnfit(
                 f"{where} does not allow what leases need ({text}): see docs/stores/redis.md for "
                 "the rights, or ask `fencepost doctor`"
             )
         if type(error).__name__ in _WORDS:
             return StoreUnavailable(f"{where} {_REFUSALS[_WORDS[type(error).__name__]]}")
         if isinstance(error, MovedError | AskError | ClusterCrossSlotError):
-            return Misuse(f"{where} is a node of a cluster: leases need a server that is not")
+            return StoreUnfit(f"{where} is a node of a cluster: leases need a server that is not")
         if "index is out of range" in text or "SELECT is not allowed" in text:
-            return BadUrl(f"{where}: there is no database {self.address.database}: check the URL")
+            return StoreUnfit(
+                f"{where}: there is no database {self.address.database}: check the URL"
+            )
         if isinstance(error, InvalidResponse):
-            return Misuse(f"what answers at {self.address} is no Redis: {text}")
+            return StoreUnfit(f"what answers at {self.address} is no Redis: {text}")
         if isinstance(error, ResponseError) or "max number of clients" in text:
             found = _REFUSAL.search(text)
             if found is not None:
                 return StoreUnavailable(f"{where} {_REFUSALS[found[1]]} ({text})")
             if "FENCEPOST" in text or "WRONGTYPE" in text:
-                return Misuse(f"{where} holds a key of ours that we did not write: {text}")
+                return StoreUnfit(f"{where} holds a key of ours that we did not write: {text}")
             return StoreUnavailable(f"{where} refused: {text}")
         return OutcomeUnknown(f"{where} did not answer: {text}")
 

@@ -29,34 +29,38 @@ _boottime = SystemClocks().boottime
 
 
 def be_sentinel(
-    trail: Trail, kill_at: float, lifeline: int | None, wrapper: int, guardian: int
+    trail: Trail, until: tuple[float, float], lifeline: int | None, wrapper: int, guardian: int
 ) -> NoReturn:
     """Watch over the guardian, to the end of this process.
 
-    ``wrapper`` and ``guardian`` are what those two write to.
+    ``wrapper`` and ``guardian`` are what those two write to. ``until`` is when the command is
+    killed, and from when on it stands still.
     """
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         be_called("fence-sentinel")
         let_go_of_all_but(wrapper, guardian, lifeline)
-        _Sentinel(trail, kill_at, Inbox(wrapper), Inbox(guardian)).stand()
+        _Sentinel(trail, until, Inbox(wrapper), Inbox(guardian)).stand()
     finally:
         os._exit(0)
 
 
 class _Sentinel:
-    def __init__(self, trail: Trail, kill_at: float, wrapper: Inbox, guardian: Inbox) -> None:
+    def __init__(
+        self, trail: Trail, until: tuple[float, float], wrapper: Inbox, guardian: Inbox
+    ) -> None:
         self._trail, self._wrapper, self._guardian = trail, wrapper, guardian
         self._spare = (os.getpid(), os.getppid())
-        self._kill_at = kill_at + _AFTER_YOU
+        self._kill_at, self._still_at = (at + _AFTER_YOU for at in until)
+        self._still = False
 
     def stand(self) -> None:
         """Watch until the guardian says that all is done, or is gone and we have done it."""
         bereft = False  # of the wrapper
         while True:
-            for _, _, kill_at in self._wrapper.lines():
-                self._kill_at = float(kill_at) + _AFTER_YOU
+            for _, _, *until in self._wrapper.lines():
+                self._kill_at, self._still_at = (float(at) + _AFTER_YOU for at in until)
             if self._wrapper.closed and not bereft:
                 bereft = True
                 self._kill_at = min(self._kill_at, _boottime() + QUICK + _AFTER_YOU)
@@ -69,7 +73,17 @@ class _Sentinel:
             if _boottime() >= self._kill_at:  # the guardian should have, and has not
                 self._trail.strike(signal.SIGKILL, spare=self._spare)
                 nap = 10 * _GLANCE
-            self._wait(min(nap, max(self._kill_at - _boottime(), 10 * _GLANCE)), bereft=bereft)
+            else:
+                self._have_it_still()
+            next_at = self._kill_at if self._still else min(self._kill_at, self._still_at)
+            self._wait(min(nap, max(next_at - _boottime(), _GLANCE)), bereft=bereft)
+
+    def _have_it_still(self) -> None:
+        """Have the command stand still where the guardian has not, and undo what we did of it."""
+        still = _boottime() >= self._still_at
+        if still != self._still:
+            self._still = still
+            self._trail.strike(signal.SIGSTOP if still else signal.SIGCONT, spare=self._spare)
 
     def _wait(self, seconds: float, *, bereft: bool) -> None:
         poll = select.poll()

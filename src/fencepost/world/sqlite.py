@@ -106,7 +106,11 @@ class SqliteFile:
                 connection = self._open(patience)
             if self._log is None and not durable:
                 self._relax(connection)
-            result = self._until_free(connection, work, patience)
+            try:  # at once, as it mostly goes: others wait for what is written here
+                result = work(connection)
+            except (sqlite3.Error, OSError) as error:
+                self._unless_busy(connection, error)
+                result = self._until_free(connection, work, patience)
             if durable and result is not None and self._log is not None:
                 self._sync()
             return result
@@ -264,16 +268,22 @@ class SqliteFile:
         while True:
             try:
                 return work(connection)
-            except sqlite3.OperationalError as error:
-                if connection.in_transaction:
-                    _roll_back(connection)
-                give_up = give_up or time.monotonic() + patience
-                if not _busy(error) or time.monotonic() >= give_up:
-                    raise self._told(error) from error
             except (sqlite3.Error, OSError) as error:
-                raise self._told(error) from error
+                self._unless_busy(connection, error)
+                give_up = give_up or time.monotonic() + patience
+                if time.monotonic() >= give_up:
+                    raise self._told(error) from error
             time.sleep(pause * (0.5 + self._world.dice()))
             pause = min(pause * 1.5, 0.005)
+
+    def _unless_busy(self, connection: sqlite3.Connection, error: sqlite3.Error | OSError) -> None:
+        """Undo what was begun; return if it may be tried again, else say what went wrong."""
+        if isinstance(error, sqlite3.OperationalError):
+            if connection.in_transaction:
+                _roll_back(connection)
+            if _busy(error):
+                return
+        raise self._told(error) from error
 
     def _commit(self, connection: sqlite3.Connection, patience: float) -> None:
         give_up = time.monotonic() + patience

@@ -21,7 +21,7 @@ from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
-from fencepost.errors import BadUrl, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import BadUrl, OutcomeUnknown, StoreUnavailable, StoreUnfit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -296,7 +296,7 @@ class ZooKeeperDoor:
         """Return what a failure means if nothing was changed."""
         if isinstance(error, told.NoAuthError | told.AuthFailedError | told.InvalidACLError):
             who = f"user {self.user!r}" if self.user else "somebody without a password"
-            return Misuse(
+            return StoreUnfit(
                 f"{self.where} does not let {who} do this: its nodes belong to somebody else; "
                 "correct user:password@ in the URL, or the ACL of the nodes"
             )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
+from servers.faketime import Steps
 from servers.running import Running, as_nobody, give_to_nobody
 from servers.where import UNPACKED, libraries, missing, on_path, unpacked
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 class MariaDB(Running):
     """A server of our own, with its log flushed at each commit."""
 
+    in_memory = True
     settings: Sequence[str] = ()
+    before: Sequence[str] = ()  # words before its program: what it is run by
 
     def prepare(self) -> None:
         """Make the data folder."""
@@ -63,7 +66,8 @@ class MariaDB(Running):
         """Return the words that start it."""
         return as_nobody(
             [
-                *(str(self._server), "--no-defaults", *self._base(), f"--datadir={self.data}"),
+                *(*self.before, str(self._server), "--no-defaults", *self._base()),
+                *(f"--datadir={self.data}",),
                 *(f"--socket={self.socket}", f"--port={self.port}", "--bind-address=127.0.0.1"),
                 *(f"--pid-file={self.folder}/pid", "--innodb-log-file-size=10M"),
                 *("--innodb-flush-log-at-trx-commit=1", "--max-connections=300"),
@@ -88,10 +92,10 @@ class MariaDB(Running):
         """Return where fencepost finds it."""
         return f"mariadb://post:secret@127.0.0.1:{self.port}/{database}"
 
-    def run(self, statement: str) -> Sequence[tuple[object, ...]]:
+    def run(self, statement: str, *, database: str | None = None) -> Sequence[tuple[object, ...]]:
         """Run a statement as its administrator."""
         db: Any = pymysql.Connection(
-            user="root", autocommit=True, ssl_disabled=True, defer_connect=True
+            user="root", database=database, autocommit=True, ssl_disabled=True, defer_connect=True
         )
         wire = socket.socket(socket.AF_UNIX)
         try:
@@ -113,3 +117,17 @@ class MariaDB(Running):
     def _base(self) -> list[str]:
         inside = self._server is not None and self._server.is_relative_to(UNPACKED)
         return [f"--basedir={UNPACKED}/usr"] if inside else []
+
+
+class MariaDBOutOfTime(MariaDB):
+    """A server whose wall clock can be set while it runs; only where libfaketime is installed."""
+
+    def prepare(self) -> None:
+        """Make the data folder, and lay what fakes the time beside it."""
+        self._clock = Steps(self.folder)
+        super().prepare()
+        self.before = self._clock.before
+
+    def step(self, seconds: float) -> None:
+        """Set the server's clock so many seconds apart from the machine's."""
+        self._clock.step(seconds)

@@ -38,6 +38,9 @@ class Seaweed(Running):
             "actions": _MAY,
         }
         (self.folder / "id.json").write_text(json.dumps({"identities": [identity]}))
+        # Each bucket has volumes of its own, seven at once unless told; without room for one more,
+        # the fourth bucket of a server is answered with 500.
+        (self.folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
         (self.folder / "data").mkdir()
 
     def command(self) -> Sequence[str]:
@@ -48,11 +51,12 @@ class Seaweed(Running):
         ports = [f"-master.port={self._master}", f"-volume.port={self._volume}"]
         ports += [f"-filer.port={self._filer}", f"-s3.port={self.port}"]
         ports += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
+        room = ["-master.volumeSizeLimitMB=64", "-volume.max=100", "-volume.minFreeSpace=10MiB"]
+        parts = ["-filer=true", "-s3=true", f"-s3.config={self.folder}/id.json"]
         return [
             *(str(program), "server", f"-dir={self.folder}/data", "-ip=127.0.0.1"),
-            *("-ip.bind=127.0.0.1", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"),
-            *("-volume.max=20", "-filer=true", "-s3=true", f"-s3.config={self.folder}/id.json"),
-            *("-master.electionTimeout=1s", "-master.heartbeatInterval=100ms", *ports),
+            *("-ip.bind=127.0.0.1", "-master.telemetry=false", *room, *parts, *ports),
+            *("-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"),
         ]
 
     def ready(self) -> bool:
@@ -79,7 +83,7 @@ class Seaweed(Running):
             secret_access_key=SECRET,
             client_options={"allow_http": True},
         )
-        obstore.put(client, "ready", b"")
+        obstore.put(client, "ready", b"ready")
         return name
 
     def url(self, path: str, *, port: int | None = None) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from servers.faketime import Steps
 from servers.running import Running, as_nobody, give_to_nobody
 from servers.where import in_wheel, missing, on_path
 
@@ -35,6 +36,7 @@ def programs() -> Path:
 class Postgres(Running):
     """A whole cluster of databases, with fsync, as a user would have it."""
 
+    in_memory = True
     gentle = signal.SIGINT  # what PostgreSQL calls a fast shutdown
     settings: Mapping[str, str] = {}
     before: Sequence[str] = ()  # words before its program: what it is run by
@@ -94,6 +96,16 @@ class Postgres(Running):
         """Return a standby of this server that follows it; whoever asks ends it."""
         return PostgresStandby.of(self.port).begun()
 
+    def tool(self, name: str, *words: str) -> bytes:
+        """Run one of the programs that come with it, as a client of this server."""
+        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres"]
+        return subprocess.run(
+            as_nobody([str(self._bin / name), *where, *words]),
+            check=True,
+            capture_output=True,
+            cwd=self.folder,
+        ).stdout
+
     def terminate(self, *, application: str = "fencepost") -> int:
         """End the sessions of an application, as an operator would; return how many there were."""
         return len(
@@ -145,24 +157,10 @@ class PostgresOutOfTime(Postgres):
 
     def prepare(self) -> None:
         """Make the data folder, and lay what fakes the time beside it."""
-        found = in_wheel("libfaketime", "vendor/libfaketime/src/libfaketime.so.1")
-        if found is None:
-            missing("libfaketime", "libfaketime")
-        shutil.copy(found, self.folder / "faketime.so")
-        (self.folder / "faketime.so").chmod(0o755)
-        self.step(0)
+        self._clock = Steps(self.folder)
         super().prepare()
-        # Only the server: whoever becomes another user on the way must not have it.
-        self.before = [
-            "env",
-            f"LD_PRELOAD={self.folder / 'faketime.so'}",
-            "DONT_FAKE_MONOTONIC=1",
-            f"FAKETIME_TIMESTAMP_FILE={self.folder / 'faketime.rc'}",
-            "FAKETIME_NO_CACHE=1",
-        ]
+        self.before = self._clock.before
 
     def step(self, seconds: float) -> None:
         """Set the server's clock so many seconds apart from the machine's."""
-        path = self.folder / "faketime.rc"
-        path.write_text(f"{seconds:+.0f}\n")
-        path.chmod(0o644)
+        self._clock.step(seconds)

@@ -8,13 +8,23 @@ it, and it is done again from the start.
 
 from __future__ import annotations
 
-from fencepost.ledger import postgres_leases as leases, postgres_rows as sql
-from fencepost.ledger.postgres_leases import DraftLease
+from collections import Counter
+
+from fencepost.ledger.api import NOTHING
+from fencepost.ledger.draft_values import (
+    DraftLease,
+    event_row,
+    has_only_passed,
+    job_of,
+    lease_of,
+    lease_row,
+    run_of,
+    run_row,
+    storable,
+)
 from fencepost.model.claim import Standing
-from fencepost.model.definition import JobRecord
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.run import RunEvent, RunRecord, State, legal
-from fencepost.stores.postgres_rows import lease_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,19 +32,25 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fencepost.ledger.api import Report
+    from fencepost.ledger.draft_bearings import Bearings
+    from fencepost.ledger.draft_dialect import Dialect, Step, Transaction
+    from fencepost.ledger.planning import End
+    from fencepost.model.definition import JobRecord
     from fencepost.model.lease import Holder
     from fencepost.model.slot import RunKey
-    from fencepost.world.postgres import Statement, Transaction
 
-    Step = tuple[Statement, dict[str, Any]]
     Slots = tuple[float, float, bool]  # from the first to the last; or only those of the schedule
 
 
 class Draft:
     """The runs, leases, jobs and events of one namespace, as one transaction leaves them."""
 
-    def __init__(self, transaction: Transaction, namespace: str) -> None:
-        self._transaction, self._namespace = transaction, namespace
+    def __init__(
+        self, transaction: Transaction, namespace: str, dialect: Dialect, bearings: Bearings
+    ) -> None:
+        self.bearings = bearings
+        self._transaction, self._namespace, self.dialect = transaction, namespace, dialect
+        self._sql, self._lease_sql = dialect.runs, dialect.leases
         self.now = 0.0
         self.committed = False
         self._runs: dict[RunKey, RunRecord | None] = {}
@@ -47,38 +63,52 @@ class Draft:
         self._leases: dict[str, DraftLease | None] = {}
         self._leases_read: dict[str, DraftLease] = {}
         self._leases_changed: dict[str, None] = {}
+        self._set_back: set[str] = set()  # those that are to end sooner than they say
         self._broken: list[dict[str, Any]] = []
         self._dropped: list[dict[str, Any]] = []
         self._freed: dict[str, RunKey] = {}  # which run has left a lease
+        self._left: dict[str, str] = {}  # and by which nonce it was held
         self._jobs: dict[str, JobRecord | None] = {}
         self._jobs_read: dict[str, tuple[JobRecord, str]] = {}
         self._events: list[RunEvent] = []
         self._counts: dict[tuple[RunKey, str, str], int] = {}
+        self._along: list[tuple[Step, Callable[[Sequence[tuple[Any, ...]]], None]]] = []
         self.also: list[Callable[[], list[Step]]] = []  # what writes what others keep beside it
 
     # Reading.
 
-    def begin(self, *before: Step, read: Sequence[Step] = ()) -> list[list[tuple[Any, ...]]]:
+    def begin(self, *before: Step, read: Sequence[Step] = ()) -> list[Sequence[tuple[Any, ...]]]:
         """Begin with statements that wait for their turn; return what was read after them."""
         return self.ask_now([*before, *read])[len(before) :]
 
-    def ask(self, steps: Sequence[Step]) -> list[list[tuple[Any, ...]]]:
+    def ask(self, steps: Sequence[Step]) -> list[Sequence[tuple[Any, ...]]]:
         """Return what several statements answer, in one round trip."""
-        return [answer.rows for answer in self._transaction.batch(steps)] if steps else []
+        if not steps:
+            return []
+        along, self._along = self._along, []
+        answers = self._transaction.batch([*steps, *(step for step, _ in along)])
+        rows = [answer.rows for answer in answers]
+        for (_, heard), answer in zip(along, rows[len(steps) :], strict=True):
+            heard(answer)
+        return rows[: len(steps)]
 
-    def ask_now(self, steps: Sequence[Step]) -> list[list[tuple[Any, ...]]]:
+    def along(self, step: Step, heard: Callable[[Sequence[tuple[Any, ...]]], None]) -> None:
+        """Have something asked along with the next question, and heard before that is."""
+        self._along.append((step, heard))
+
+    def ask_now(self, steps: Sequence[Step]) -> list[Sequence[tuple[Any, ...]]]:
         """Return the same, and go by the time that it is once they are answered.
 
         Who finds a lease free must not be on record as having had it before it was.
         """
-        *answers, clock = self.ask([*steps, (sql.CLOCK, {})])
+        *answers, clock = self.ask([*steps, (self._sql.CLOCK, {})])
         self.now = max(self.now, clock[0][0])
         return answers
 
     def runs_by(self, keys: Iterable[RunKey], *, alone: bool = False) -> Step:
         """Return what reads some runs; ``alone`` keeps others from writing them meanwhile."""
-        statement = sql.FIND_SOME_ALONE if alone else sql.FIND_SOME
-        return statement, {"namespace": self._namespace, **sql.keys_of(keys)}
+        statement = self._sql.FIND_SOME_ALONE if alone else self._sql.FIND_SOME
+        return statement, {"namespace": self._namespace, **self._sql.keys_of(keys)}
 
     def took_runs(
         self,
@@ -91,7 +121,7 @@ class Draft:
         """Keep runs that were read; those of ``keys`` that are not among them are not there."""
         found = []
         for row in rows:
-            run = sql.run_of(row)
+            run = run_of(row)
             before, _ = self._read.get(run.key, (None, ""))
             if self._runs.get(run.key) == before:  # nothing was decided about it yet
                 self._read[run.key] = (run, row[-1])
@@ -103,36 +133,75 @@ class Draft:
         self._whole_jobs.update(jobs)
         return found
 
+    def ends_apart(self, ends: Sequence[End]) -> tuple[list[End], list[End]]:
+        """Return which ends can be told in one statement, and which are to be decided about.
+
+        Of an attempt that is said to have ended twice, the first word counts: one by one.
+        """
+        if self.dialect.end_all is None:
+            return [], list(ends)
+        told = Counter(end.attempt.nonce for end in ends)
+        usual: list[End] = []
+        others: list[End] = []
+        for end in ends:
+            alone = told[end.attempt.nonce] == 1
+            short = alone and end.settled.state.terminal and end.report == NOTHING
+            (usual if short else others).append(end)
+        return usual, others
+
+    def end_all(self, ends: Sequence[End]) -> Step:
+        """Return what ends attempts for good, and reads the runs of which that is true now."""
+        jobs, slots, manuals, reruns = zip(*(end.attempt.key for end in ends), strict=True)
+        settled = [end.settled for end in ends]
+        values = {
+            "jobs": jobs,
+            "slots": slots,
+            "manuals": manuals,
+            "reruns": reruns,
+            "tokens": [end.attempt.token for end in ends],
+            "nonces": [end.attempt.nonce for end in ends],
+            "states": [each.state.value for each in settled],
+            "reasons": [storable(each.reason) for each in settled],
+            "results": [each.result for each in settled],
+            "errors": [each.error and storable(each.error) for each in settled],
+        }
+        return self.dialect.end_all, {"namespace": self._namespace, **values}
+
     def live_of(self, locks: Iterable[str]) -> Step:
         """Return what reads every live run of some locks."""
-        return sql.FIND_LIVE, {"namespace": self._namespace, "locks": list(locks)}
+        return self._sql.FIND_LIVE, {"namespace": self._namespace, "locks": list(locks)}
 
     def live_of_jobs(self, jobs: Iterable[str]) -> Step:
         """Return what reads every live run of some jobs."""
-        return sql.FIND_LIVE_OF, {"namespace": self._namespace, "jobs": list(jobs)}
+        return self._sql.FIND_LIVE_OF, {"namespace": self._namespace, "jobs": list(jobs)}
 
     def leases_by(self, names: Iterable[str], *, locks: Iterable[str], jobs: Iterable[str]) -> Step:
         """Return what reads some leases, and those of the live runs of some locks and jobs."""
         values = {"names": list(names), "locks": list(locks), "jobs": list(jobs)}
-        return leases.FIND_SOME, {"namespace": self._namespace, **values}
+        return self._lease_sql.FIND_SOME, {"namespace": self._namespace, **values}
 
     def took_leases(self, rows: Iterable[tuple[Any, ...]], *, names: Iterable[str]) -> None:
         """Keep leases that were read; those of ``names`` that are not among them are not there."""
         for row in rows:
-            name, lease = leases.lease_of(row, now=self.now)
+            name, lease = lease_of(row, now=self.now)
+            lease = self.bearings.judged(name, lease, row)
+            if lease.set_back:
+                self._set_back.add(name)
             if self._leases.get(name) == self._leases_read.get(name):
                 self._leases[name] = self._leases_read[name] = lease
+                if name in self._left:
+                    self._end(name, self._left[name])
         for name in names:
             self._leases.setdefault(name, None)
 
     def jobs_by(self, names: Iterable[str]) -> Step:
         """Return what reads some jobs."""
-        return sql.FIND_SOME_JOBS, {"namespace": self._namespace, "jobs": list(names)}
+        return self._sql.FIND_SOME_JOBS, {"namespace": self._namespace, "jobs": list(names)}
 
     def took_jobs(self, rows: Iterable[tuple[Any, ...]], *, names: Iterable[str]) -> None:
         """Keep jobs that were read."""
         for row in rows:
-            job = JobRecord(*row[:-1])
+            job = job_of(row)
             before, _ = self._jobs_read.get(job.job, (None, ""))
             if self._jobs.get(job.job) == before:
                 self._jobs_read[job.job] = (job, row[-1])
@@ -208,6 +277,13 @@ class Draft:
             (rows,) = self.ask_now([self.leases_by(unknown, locks=[], jobs=[])])
             self.took_leases(rows, names=unknown)
 
+    def is_free(self, key: RunKey, lock: str) -> bool:
+        """Say whether there is no such run, no live run of its lock, and nobody has the lock."""
+        if self.run(key) is not None or self.live(lock):
+            return False
+        lease = self.lease(lock)
+        return lease is None or not lease.held
+
     def standing(self, name: str) -> Standing:
         """Return how a lease stands."""
         found = self.lease(name)
@@ -266,12 +342,12 @@ class Draft:
         self._change(name, DraftLease(token, holder, True, ttl, ttl, self.now, beat))  # noqa: FBT003
         return Grant(token, ttl)
 
-    def extend(self, name: str, nonce: str, token: int, ttl: float) -> bool:
-        """Move the end of a lease; say whether it was still ours to move."""
+    def extend(self, name: str, nonce: str, token: int, ttl: float | None) -> bool:
+        """Write a lease anew, with another end unless it keeps its own; say whether it was ours."""
         known = self.lease(name)
         if known is None or not known.stands or (known.holder.nonce, known.token) != (nonce, token):
             return False
-        self._change(name, known._replace(left=ttl, ttl=ttl))
+        self._change(name, known if ttl is None else known._replace(left=ttl, ttl=ttl))
         return True
 
     def revoke(self, name: str, nonce: str, operator: str, reason: str) -> int:
@@ -292,14 +368,16 @@ class Draft:
         """Forget a lease of this nonce, if it has it."""
         known = self.lease(name)
         if known is not None and known.holder.nonce == nonce:
-            key = "\\x" + lease_key(self._namespace, name).hex()
+            key = self._lease_sql.key_of(self._namespace, name)
             self._dropped.append({"key": key, "nonce": nonce})
             self._leases[name] = None
             self._leases_read.pop(name, None)
             self._leases_changed.pop(name, None)
 
     def _end(self, name: str, nonce: str) -> None:
-        known = self.lease(name)
+        """Have a lease released by its run, as far as it is here: the server sees to it anyway."""
+        self._left[name] = nonce
+        known = self._leases.get(name)
         if known is not None and known.holder.nonce == nonce and known.held:
             self._leases[name] = known._replace(held=False, ended="it was released")
 
@@ -309,11 +387,16 @@ class Draft:
 
     # Sending.
 
-    def commit(self, *after: Step) -> list[list[tuple[Any, ...]]]:
+    def commit(self, *after: Step) -> list[Sequence[tuple[Any, ...]]]:
         """Write what has changed and commit, in one round trip; return what ``after`` answers."""
         steps = self._steps()
         self.committed = True
         answers = self._transaction.batch([*steps, *after], last=True) if steps or after else []
+        granting = (self._lease_sql.INSERT, self._lease_sql.UPDATE)
+        for (statement, _), answer in zip(steps, answers, strict=False):
+            if statement in granting:
+                for row in answer.rows:
+                    self.bearings.granted(row)
         return [answer.rows for answer in answers[len(steps) :]]
 
     def _steps(self) -> list[Step]:
@@ -327,62 +410,87 @@ class Draft:
             run, before = self._runs[key], self._read.get(key)
             assert run is not None, "just seen"
             if before is None:
-                made.append(sql.row_of(run))
+                made.append(run_row(run))
             elif run != before[0]:
-                moved.append((sql.row_of(run), before[1]))
-        return [*self.moved(sql.UPDATE, moved), *self.rows(sql.INSERT, made)]
+                moved.append((run_row(run), before[1]))
+        return [*self.moved(self._sql.UPDATE, moved), *self.rows(self._sql.INSERT, made)]
 
     def _lease_steps(self) -> list[Step]:
         made, moved = [], []
         for name, left_by in self._freed.items():
             run = self._runs[left_by]
-            if run is not None and run.state is State.RUNNING and name in self._leases_read:
+            # Who was taken for dead may have shown since that it lives, by the lease alone.
+            told = name in self.bearings.presumed or (run and run.state is State.RUNNING)
+            if told and name in self._leases_read:
                 self._leases_changed[name] = None
         for name in sorted(self._leases_changed):
             lease, before = self._leases[name], self._leases_read.get(name)
             assert lease is not None, "what has changed is there"
-            key = lease_key(self._namespace, name)
-            row = leases.row_of(key, name, lease, now=self.now)
+            row = lease_row(name, lease, now=self.now)
+            row["key"] = self._lease_sql.key_of(self._namespace, name)
             if before is None:
                 made.append(row)
             else:
                 moved.append({**row, "seen_token": before.token, "seen_beat": before.beat})
+        key_of = self._lease_sql.key_of
+        clamped = [{"key": key_of(self._namespace, name)} for name in sorted(self._set_back)]
         return [
-            *self.rows(leases.DROP, self._dropped),
-            *self.rows(leases.UPDATE, moved),
-            *self.rows(leases.INSERT, made),
-            *self.rows(leases.TELL_BREAKS, self._broken),
+            *self.rows(self._lease_sql.CLAMP, clamped),
+            *self.rows(self._lease_sql.DROP, self._dropped),
+            *self.rows(self._lease_sql.UPDATE, moved, **self.bearings.terms),
+            *self.rows(self._lease_sql.INSERT, made, **self.bearings.terms),
+            *self.rows(self._lease_sql.TELL_BREAKS, self._broken),
         ]
 
     def _job_steps(self) -> list[Step]:
-        made, moved = [], []
+        made, moved, passed = [], [], []
         for name in sorted(self._jobs):
             job, before = self._jobs[name], self._jobs_read.get(name)
             if job is None or (before is not None and job == before[0]):
                 continue
             if before is None:
                 made.append(job._asdict())
+            elif self.dialect.pass_all is not None and has_only_passed(job, before[0]):
+                passed.append((job, before[1]))
             else:
                 moved.append((job._asdict(), before[1]))
-        return [*self.moved(sql.UPDATE_JOBS, moved), *self.rows(sql.INSERT_JOBS, made)]
+        return [
+            *self._passing(passed),
+            *self.moved(self._sql.UPDATE_JOBS, moved),
+            *self.rows(self._sql.INSERT_JOBS, made),
+        ]
+
+    def _passing(self, passed: list[tuple[JobRecord, Any]]) -> list[Step]:
+        """Return what lets jobs pass a slot of which nothing else has changed."""
+        if not passed:
+            return []
+        values = {
+            "marks": [job.watermark for job, _ in passed],
+            "due": [job.next_due for job, _ in passed],
+            "owed": [job.owed for job, _ in passed],
+            "versions": [version for _, version in passed],
+            "count": len(passed),
+        }
+        return [(self.dialect.pass_all, values)]
 
     def _told_steps(self) -> list[Step]:
         counts = [
             {**key._asdict(), "name": name, "source": source, "value": value}
             for (key, name, source), value in self._counts.items()
         ]
-        told = [sql.event_row(event) for event in self._events]
-        return [*self.rows(sql.COUNT_ALL, counts), *self.rows(sql.TELL_ALL, told)]
+        told = [event_row(event) for event in self._events]
+        return [*self.rows(self._sql.COUNT_ALL, counts), *self.rows(self._sql.TELL_ALL, told)]
 
-    def rows(self, statement: Statement, rows: list[dict[str, Any]]) -> list[Step]:
+    def rows(self, statement: Any, rows: list[dict[str, Any]], **more: object) -> list[Step]:
         """Return what writes some rows of a kind, if there are any."""
         if not rows:
             return []
-        values = {"namespace": self._namespace, "rows": sql.packed(rows), "count": len(rows)}
+        values = {"namespace": self._namespace, "count": len(rows), **more}
+        values["rows"] = self.dialect.packed(rows)
         return [(statement, values)]
 
-    def moved(self, statement: Statement, rows: list[tuple[dict[str, Any], str]]) -> list[Step]:
+    def moved(self, statement: Any, rows: list[tuple[dict[str, Any], Any]]) -> list[Step]:
         """Return what changes some rows of a kind, each if it is of that version still."""
         versions = [version for _, version in rows]
-        steps = self.rows(statement, [row for row, _ in rows])
+        steps = self.rows(statement, [{**row, "seen": version} for row, version in rows])
         return [(known, {**values, "versions": versions}) for known, values in steps]

@@ -1,4 +1,4 @@
-"""What a tick may do inside of its transaction on PostgreSQL: decide on what was read ahead.
+"""What a tick may do inside of its transaction on an SQL server: decide on what was read ahead.
 
 A tick reads what is due, then all that is known about it, decides, and writes everything along
 with the commit: a few round trips, however much is due. What another instance has locked is left
@@ -7,10 +7,12 @@ to it, and is not asked about.
 
 from __future__ import annotations
 
-from fencepost.ledger import postgres_books as books, postgres_planner_rows as sql
+from fencepost.ledger import draft_books as books
+from fencepost.ledger.draft_lanes import LaneShelf
+from fencepost.ledger.draft_values import span_of, span_row
 from fencepost.ledger.planning import PAGE, SpanRecord
-from fencepost.ledger.postgres_lanes import LaneShelf
 from fencepost.model.claim import Claimed, Verdict, leases_of
+from fencepost.model.claimed import begun_record
 from fencepost.model.definition import JobRecord
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fencepost.errors import RunLost
+    from fencepost.ledger.draft import Draft
+    from fencepost.ledger.draft_bearings import Watch
+    from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.planning import Ask, Due, End, JobPlace, RunPlace
-    from fencepost.ledger.postgres_draft import Draft, Step
     from fencepost.model.claim import Want
     from fencepost.model.plan import Span
     from fencepost.model.run import RunRecord
@@ -41,7 +45,7 @@ _DUE = JobRecord._fields.index("next_due")
 _AROUND = 300
 
 
-class PostgresDesk(LaneShelf):
+class DraftDesk(LaneShelf):
     """An open transaction, and the draft of what it will have done. ``needs`` outlives it.
 
     ``now`` is when it was read what is due. Claims go by the draft's time, which is a moment later.
@@ -65,17 +69,20 @@ class PostgresDesk(LaneShelf):
 
     # Reading ahead.
 
-    def read_ahead(self, ask: Ask, *, size: int) -> None:
+    def read_ahead(self, ask: Ask, watch: Watch, *, size: int) -> None:
         """Read all that a tick will ask for, as far as that can be known: two round trips."""
         draft, since, space = self._draft, ask.since, {"namespace": self._namespace}
-        keys = [end.attempt.key for end in ask.ended]
-        freed = sorted({key.job for key in keys})
+        freed = sorted({end.attempt.key.job for end in ask.ended})
+        usual, others = draft.ends_apart(ask.ended)
+        keys = [end.attempt.key for end in others]
         whole = [*freed, *([ask.only] if ask.only else [])]
         place = since.run if since and since.run else (_LONG_AGO, _FIRST_RUN)
-        steps: list[Step] = [(sql.SHARE_OFFICE, space)]
+        steps: list[Step] = [(self._sql.SHARE_OFFICE, space)]
+        if usual:
+            steps.append(draft.end_all(usual))
         if keys:
             steps.append(draft.runs_by(dict.fromkeys(keys), alone=True))
-        steps.append((sql.SET_NOW, {}))
+        steps.append((self._sql.SET_NOW, {}))
         first = len(steps)
         steps += [
             self._due_jobs_step(since.job if since else None, ask.only, size),
@@ -84,19 +91,25 @@ class PostgresDesk(LaneShelf):
             self.lanes_of_step(whole),
         ]
         if ask.sweep:
-            steps.append((sql.FIND_LOST, {**space, "only": ask.only}))
+            steps += watch.lost(self._sql, {**space, "only": ask.only})
         answers = draft.ask(steps)
         self.now = draft.now = answers[first - 1][0][0]
-        if keys:
-            draft.took_runs(answers[1], keys=keys)
-        due, waiting, lanes, lanes_of, *lost = answers[first:]
+        for rows in answers[1 : first - 1]:
+            draft.took_runs(rows)
+        draft.took_runs((), keys=keys)
+        due, waiting, lanes, lanes_of, *swept = answers[first:]
+        lost, seen = swept[:1], swept[1:]
+        if seen:
+            watch.saw(seen[0][0], sweep=True)
         self._due_page = self._took_due(due, size)
         self._runs_reach = (self._took_waiting(waiting, size),)
         self.took_lanes(lanes, page=True)
         self.took_lanes(lanes_of, jobs=whole)
         self._lost_read = [run.key for rows in lost for run in draft.took_runs(rows)]
         runs = {key.job for key in self._lost_read} | {row[0] for row in waiting}
-        self._about({*self._due_page[0], *freed, *self.lane_jobs(), *runs})
+        # Of jobs that have only ended nothing is asked, unless something may have waited for that.
+        stirred = ask.stirs.intersection(freed)
+        self._about({*self._due_page[0], *stirred, *self.lane_jobs(), *runs})
 
     def _about(self, jobs: Iterable[str]) -> None:
         """Read what is to be known about some jobs, in one round trip; and have their locks."""
@@ -113,13 +126,13 @@ class PostgresDesk(LaneShelf):
         paced = [job.job for job in known if _is_paced(job)]
         turns, jobs_found, live, live_of, beyond, spans, newest, held = draft.ask_now(
             [
-                (sql.TRY_TURNS, {**space, "locks": locks}),
+                (self._sql.TRY_TURNS, {**space, "locks": locks}),
                 draft.jobs_by(unknown),
                 draft.live_of(locks),
                 draft.live_of_jobs(names),
-                (sql.FIND_BEYOND, {**space, **marks}),
-                (sql.LAST_SPANS, {**space, **marks}),
-                (sql.FIND_NEWEST, {**space, "jobs": paced}),
+                (self._sql.FIND_BEYOND, {**space, **marks}),
+                (self._sql.LAST_SPANS, {**space, **marks}),
+                (self._sql.FIND_NEWEST, {**space, "jobs": paced}),
                 draft.leases_by(leases, locks=locks, jobs=names),
             ]
         )
@@ -134,7 +147,7 @@ class PostgresDesk(LaneShelf):
         draft.took_runs(newest)
         self._newest.update(paced)
         for *row, ran in spans:
-            self._spans[row[0]], self._ran_since[row[0]] = sql.span_of(row), ran
+            self._spans[row[0]], self._ran_since[row[0]] = span_of(row), ran
         for job in known:
             self._spans.setdefault(job.job, None)
         draft.took_leases(held, names=[*leases, *(run.lease for run in runs)])
@@ -185,14 +198,14 @@ class PostgresDesk(LaneShelf):
             last = reach
 
     def _took_due(
-        self, rows: list[tuple[Any, ...]], size: int
+        self, rows: Sequence[tuple[Any, ...]], size: int
     ) -> tuple[list[str], JobPlace | None]:
         """Keep jobs that are due; return them, and how far they reach if there may be more."""
         self._draft.took_jobs(rows, names=[])
         names = [row[0] for row in rows]
         return names, (rows[-1][_DUE], names[-1]) if len(rows) >= size else None
 
-    def _took_waiting(self, rows: list[tuple[Any, ...]], size: int) -> RunPlace | None:
+    def _took_waiting(self, rows: Sequence[tuple[Any, ...]], size: int) -> RunPlace | None:
         """Keep runs that wait; return how far they reach, if there may be more."""
         runs = self._draft.took_runs(rows)
         return (runs[-1].not_before, runs[-1].key) if len(runs) >= size else None
@@ -206,14 +219,15 @@ class PostgresDesk(LaneShelf):
     def granted(self, nonce: str) -> list[Claimed]:
         """Return attempts that were granted by an answer that was lost."""
         values = {"namespace": self._namespace, "nonce": nonce}
-        runs = self._draft.took_runs(self._draft.ask([(sql.FIND_GRANTED, values)])[0])
+        runs = self._draft.took_runs(self._draft.ask([(self._sql.FIND_GRANTED, values)])[0])
         self._draft.missing_leases({run.lease for run in runs})
         found = []
         for run in runs:
             now, lease = self.run(run.key), self._draft.lease(run.lease)
             if now is None or now.state is not State.RUNNING or lease is None:
                 continue
-            if lease.stands and lease.holder.nonce == now.holder.nonce:
+            # It is written anew: what it leans on may have ended since, and nobody has proven it.
+            if self._draft.extend(run.lease, now.holder.nonce, now.token, None):
                 grant = Grant(now.token, lease.left, adopted=True)
                 found.append(Claimed(Verdict.GO, now, grant))
         return found
@@ -223,7 +237,7 @@ class PostgresDesk(LaneShelf):
 
         Whoever ticks asks this last: so what was decided is committed along with the question.
         """
-        (rows,) = self._draft.commit((sql.NEXT_LOOK, {"namespace": self._namespace}))
+        (rows,) = self._draft.commit((self._sql.NEXT_LOOK, {"namespace": self._namespace}))
         due: float | None = rows[0][0]
         return due
 
@@ -275,7 +289,7 @@ class PostgresDesk(LaneShelf):
         """Return how the newest run of a job stands."""
         if job not in self._newest:
             values = {"namespace": self._namespace, "jobs": [job]}
-            self._draft.took_runs(self._draft.ask([(sql.FIND_NEWEST, values)])[0])
+            self._draft.took_runs(self._draft.ask([(self._sql.FIND_NEWEST, values)])[0])
             self._newest.add(job)
         newest = max(self._draft.of_job(job), key=lambda run: (run.key.slot, run.key), default=None)
         if newest is None:
@@ -298,7 +312,11 @@ class PostgresDesk(LaneShelf):
         later, earlier, same = (
             self._draft.took_runs(rows)
             for rows in self._draft.ask(
-                [(sql.FIND_FROM, wide), (sql.FIND_UP_TO, wide), (sql.FIND_RERUN, newest)]
+                [
+                    (self._sql.FIND_FROM, wide),
+                    (self._sql.FIND_UP_TO, wide),
+                    (self._sql.FIND_RERUN, newest),
+                ]
             )
         )
         last = later[-1].key.slot - 1 if len(later) == _AROUND else float("inf")
@@ -312,14 +330,38 @@ class PostgresDesk(LaneShelf):
     def claim(self, want: Want) -> Claimed:
         """Decide who may run it, and keep that; with whoever has the lock now, there is no room."""
         self._have([want])
-        if want.lock in self._busy:
+        if want.lock in self._busy or self._in_doubt(want):
             return Claimed(Verdict.NO_ROOM, self.run(want.key))
         return books.claim(self._draft, want)
 
-    def claim_all(self, slots: Sequence[Due]) -> Sequence[None]:
-        """Have the locks of all of them at once; each is then decided by itself, in memory."""
+    def _in_doubt(self, want: Want) -> bool:
+        """Say whether it will be known only in a moment who has the lock: they may be dead."""
+        draft, names = self._draft, leases_of(want)
+        if not draft.bearings.hushed or not all(draft.standing(name).held for name in names):
+            return False
+        others = (run.lease for run in draft.live(want.lock))
+        return bool(draft.bearings.doubt([*names, *others]))
+
+    def claim_all(self, slots: Sequence[Due]) -> list[Claimed | None]:
+        """Claim slots against which nothing speaks, and let their jobs pass them.
+
+        None for the others: they are decided one by one.
+        """
         self._have([slot.want for slot in slots])
-        return [None for _ in slots]
+        return [self._claim_free(slot) for slot in slots]
+
+    def _claim_free(self, due: Due) -> Claimed | None:
+        """Claim a slot of which all is known that ``decide`` would ask for, if it would say GO."""
+        draft, want = self._draft, due.want
+        job = draft.job(want.key.job)
+        if job is None or job.barred or job.retired or want.key.slot <= job.pruned:
+            return None
+        if want.lock in self._busy or not draft.is_free(want.key, want.lock):
+            return None
+        grant = draft.give(want.lock, want.holder, want.policy.lease)
+        run = draft.put(begun_record(want, token=grant.token, now=draft.now))
+        draft.put_job(job._replace(watermark=due.watermark, next_due=due.next_due, owed=due.owed))
+        return Claimed(Verdict.GO, run, grant)
 
     def _have(self, wants: Sequence[Want]) -> None:
         """Have locks that were not foreseen, and read what is to be known about them."""
@@ -332,7 +374,7 @@ class PostgresDesk(LaneShelf):
         names = [name for want in wants for name in leases_of(want)]
         turns, live, held = draft.ask_now(
             [
-                (sql.TRY_TURNS, {"namespace": self._namespace, "locks": locks}),
+                (self._sql.TRY_TURNS, {"namespace": self._namespace, "locks": locks}),
                 draft.live_of(locks),
                 draft.leases_by(names, locks=locks, jobs=[]),
             ]
@@ -368,8 +410,10 @@ class PostgresDesk(LaneShelf):
         if job not in self._spans:
             known = self.job(job)
             values = {"jobs": [job], "marks": [0 if known is None else known.watermark]}
-            rows = self._draft.ask([(sql.LAST_SPANS, {"namespace": self._namespace, **values})])[0]
-            self._spans[job] = sql.span_of(rows[0][:-1]) if rows else None
+            rows = self._draft.ask(
+                [(self._sql.LAST_SPANS, {"namespace": self._namespace, **values})]
+            )[0]
+            self._spans[job] = span_of(rows[0][:-1]) if rows else None
         return self._spans[job]
 
     def _ran_between(self, job: str, first: int, last: int) -> bool:
@@ -381,7 +425,7 @@ class PostgresDesk(LaneShelf):
         if self._ran_since.get(job) is False and self._draft.has_slot(RunKey(job, last - 1)):
             return False
         return bool(
-            self._draft.ask([(sql.FIND_BETWEEN, {**values, "first": first, "last": last})])[0]
+            self._draft.ask([(self._sql.FIND_BETWEEN, {**values, "first": first, "last": last})])[0]
         )
 
     def _put_span(self, record: SpanRecord) -> None:
@@ -389,20 +433,20 @@ class PostgresDesk(LaneShelf):
         self._spans_put[record.job, record.span.first] = record
 
     def _span_steps(self) -> list[Step]:
-        rows = [sql.span_row(record) for record in self._spans_put.values()]
-        return self._draft.rows(sql.PUT_SPANS, rows)
+        rows = [span_row(record) for record in self._spans_put.values()]
+        return self._draft.rows(self._sql.PUT_SPANS, rows)
 
     # Statements.
 
     def _due_jobs_step(self, after: JobPlace | None, only: str | None, most: int) -> Step:
         due, job = after or (_LONG_AGO, "")
         values = {"namespace": self._namespace, "only": only, "due": due, "job": job, "most": most}
-        return sql.FIND_DUE, values
+        return self._sql.FIND_DUE, values
 
     def _due_runs_step(self, after: RunPlace, only: str | None, most: int) -> Step:
         due, key = after
         values = {"namespace": self._namespace, "only": only, "due": due, "most": most}
-        return sql.FIND_DUE_RUNS, {**values, **key._asdict()}
+        return self._sql.FIND_DUE_RUNS, {**values, **key._asdict()}
 
 
 def _is_paced(job: JobRecord) -> bool:

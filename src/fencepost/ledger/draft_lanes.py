@@ -1,8 +1,8 @@
-"""What is being made up, as one transaction on PostgreSQL has read it and will leave it."""
+"""What is being made up, as one transaction has read it and will leave it."""
 
 from __future__ import annotations
 
-from fencepost.ledger import postgres_planner_rows as sql
+from fencepost.ledger.draft_values import lane_of, lane_row
 from fencepost.ledger.planning import PAGE
 
 TYPE_CHECKING = False
@@ -10,17 +10,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
+    from fencepost.ledger.draft import Draft
+    from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.planning import Lane
-    from fencepost.ledger.postgres_draft import Draft, Step
 
 
 class LaneShelf:
     """The lanes of a draft."""
 
     def __init__(self, draft: Draft, namespace: str) -> None:
-        self._draft, self._namespace = draft, namespace
+        self._draft, self._namespace, self._sql = draft, namespace, draft.dialect.plans
         self._lanes: dict[int, Lane] = {}
-        self._lanes_seen: dict[int, tuple[Lane, str]] = {}
+        self._lanes_seen: dict[int, tuple[Lane, Any]] = {}
         self._lanes_of: set[str] = set()  # the jobs of which every open lane is here
         self._page: list[Lane] | None = None  # the first that are due, if they were read
         self._highest: int | None = None
@@ -31,7 +32,7 @@ class LaneShelf:
         """Keep lanes that were read."""
         found = []
         for row in rows:
-            lane = sql.lane_of(row)
+            lane = lane_of(row)
             if lane.number not in self._lanes:
                 self._lanes_seen[lane.number] = (lane, row[-1])
                 self._lanes[lane.number] = lane
@@ -81,7 +82,7 @@ class LaneShelf:
         """Return one of what was ever to be made up."""
         if number not in self._lanes:
             values = {"namespace": self._namespace, "number": number}
-            self.took_lanes(self._draft.ask([(sql.FIND_LANE, values)])[0])
+            self.took_lanes(self._draft.ask([(self._sql.FIND_LANE, values)])[0])
         return self._lanes.get(number)
 
     def put_lane(self, lane: Lane) -> Lane:
@@ -89,7 +90,7 @@ class LaneShelf:
         if not lane.number:
             if self._highest is None:
                 values = {"namespace": self._namespace}
-                self._highest = self._draft.ask([(sql.HIGHEST_LANE, values)])[0][0][0]
+                self._highest = self._draft.ask([(self._sql.HIGHEST_LANE, values)])[0][0][0]
             assert self._highest is not None, "there is always a highest number"
             self._highest += 1
             lane = lane._replace(number=self._highest)
@@ -105,11 +106,11 @@ class LaneShelf:
         """Return what reads a page of lanes that are due."""
         due, number = last
         values = {"namespace": self._namespace, "due": due, "number": number, "most": PAGE}
-        return sql.FIND_DUE_LANES, values
+        return self._sql.FIND_DUE_LANES, values
 
     def lanes_of_step(self, jobs: list[str]) -> Step:
         """Return what reads the open lanes of some jobs."""
-        return sql.FIND_LANES_OF, {"namespace": self._namespace, "jobs": jobs}
+        return self._sql.FIND_LANES_OF, {"namespace": self._namespace, "jobs": jobs}
 
     def lane_steps(self) -> list[Step]:
         """Return what writes the lanes that have changed."""
@@ -117,10 +118,10 @@ class LaneShelf:
         for number, lane in sorted(self._lanes.items()):
             before = self._lanes_seen.get(number)
             if before is None:
-                made.append(sql.lane_row(lane))
+                made.append(lane_row(lane))
             elif lane != before[0]:
-                moved.append((sql.lane_row(lane), before[1]))
+                moved.append((lane_row(lane), before[1]))
         return [
-            *self._draft.moved(sql.UPDATE_LANES, moved),
-            *self._draft.rows(sql.INSERT_LANES, made),
+            *self._draft.moved(self._sql.UPDATE_LANES, moved),
+            *self._draft.rows(self._sql.INSERT_LANES, made),
         ]

@@ -1,4 +1,4 @@
-"""What registration may do inside of its transaction on PostgreSQL, alone in the office.
+"""What registration may do inside of its transaction on an SQL server, alone in the office.
 
 Who registers reads ahead all that it will ask about its jobs, and writes it back at once, as a
 tick does it.
@@ -6,21 +6,28 @@ tick does it.
 
 from __future__ import annotations
 
-from fencepost.ledger import postgres_planner_rows as sql
-from fencepost.ledger.postgres_desk import PostgresDesk
+from fencepost.ledger.draft_desk import DraftDesk
+from fencepost.ledger.draft_values import (
+    definition_from,
+    definition_text,
+    instance_of,
+    instance_row,
+)
 from fencepost.model.cohort import Cohort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+    from typing import Any
 
+    from fencepost.ledger.draft import Draft
+    from fencepost.ledger.draft_desk import Needs
+    from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.planning import InstanceRecord
-    from fencepost.ledger.postgres_desk import Needs
-    from fencepost.ledger.postgres_draft import Draft, Step
     from fencepost.model.definition import Definition, JobRecord
 
 
-class PostgresOffice(PostgresDesk):
+class DraftOffice(DraftDesk):
     """A desk, and the roll of instances and of what each of them knows."""
 
     def __init__(self, draft: Draft, namespace: str, needs: Needs) -> None:
@@ -40,17 +47,17 @@ class PostgresOffice(PostgresDesk):
         """Wait until nobody else is in the office; read who is there, and about some jobs."""
         draft, names, space = self._draft, sorted(set(jobs)), {"namespace": self._namespace}
         known, instances, live, *roll = draft.begin(
-            (sql.HAVE_OFFICE, space),
+            (self._sql.HAVE_OFFICE, space),
             read=[
                 draft.jobs_by(names),
-                (sql.FIND_INSTANCES, space),
+                (self._sql.FIND_INSTANCES, space),
                 draft.live_of_jobs(names),
                 *self._roll_of(names),
             ],
         )
         self.now = draft.now
         draft.took_jobs(known, names=names)
-        records = map(sql.instance_of, instances)
+        records = map(instance_of, instances)
         self._instances = {record.instance.name: record for record in records}
         draft.took_runs(live, jobs=names)
         self._took_roll(names, *roll)
@@ -79,14 +86,14 @@ class PostgresOffice(PostgresDesk):
         self._members[job][instance] = cohort.digest
         self._joined.add((job, instance))
         self._parted.discard((job, instance))
-        self._cohorts[job][cohort.digest] = (cohort, sql.definition_text(definition))
+        self._cohorts[job][cohort.digest] = (cohort, definition_text(definition))
         self._cohorts_put.add((job, cohort.digest))
 
     def part(self, record: InstanceRecord, *, most: int) -> list[str]:
         """Take jobs from an instance that is gone."""
         name = record.instance.name
         values = {"namespace": self._namespace, "instance": name, "most": most}
-        jobs = [row[0] for row in self._draft.ask([(sql.FIND_MEMBERS_OF, values)])[0]]
+        jobs = [row[0] for row in self._draft.ask([(self._sql.FIND_MEMBERS_OF, values)])[0]]
         self._enroll(jobs)
         for job in jobs:
             digest = self._members[job].pop(name)
@@ -118,12 +125,18 @@ class PostgresOffice(PostgresDesk):
     def definition(self, job: str, digest: str) -> Definition:
         """Return the definition that a cohort shares."""
         self._enroll([job])
-        return sql.definition_from(self._cohorts[job][digest][1])
+        return definition_from(self._cohorts[job][digest][1])
+
+    def set_back(self, by: float) -> None:
+        """Move what waits for a while, now that the clock was set back; before it is read."""
+        assert not self._enrolled, "what was read before would not be what it is"
+        values = {"namespace": self._namespace, "by": by, "now": self.now}
+        self._draft.ask([(statement, values) for statement in self._sql.SET_BACK])
 
     def unknown(self, *, before: float, most: int) -> list[JobRecord]:
         """Return jobs that nobody has known since before that instant."""
         values = {"namespace": self._namespace, "before": before, "most": most}
-        self._draft.took_jobs(self._draft.ask([(sql.FIND_UNKNOWN, values)])[0], names=[])
+        self._draft.took_jobs(self._draft.ask([(self._sql.FIND_UNKNOWN, values)])[0], names=[])
         found = [
             job
             for job in self._draft.jobs_here()
@@ -147,22 +160,25 @@ class PostgresOffice(PostgresDesk):
 
     def _roll_of(self, jobs: list[str]) -> list[Step]:
         values = {"namespace": self._namespace, "jobs": jobs}
-        return [(sql.FIND_MEMBERS, values), (sql.FIND_COHORTS, values)]
+        return [(self._sql.FIND_MEMBERS, values), (self._sql.FIND_COHORTS, values)]
 
     def _took_roll(
-        self, jobs: list[str], members: list[tuple[str, ...]], cohorts: list[tuple[str, ...]]
+        self,
+        jobs: list[str],
+        members: Sequence[tuple[Any, ...]],
+        cohorts: Sequence[tuple[Any, ...]],
     ) -> None:
         for job in jobs:
             self._members[job], self._cohorts[job] = {}, {}
         for job, instance, digest in members:
             self._members[job][instance] = digest
         for job, digest, since, seen_at, build, definition in cohorts:
-            cohort = Cohort(digest, since, seen_at, build)  # type: ignore[arg-type]
+            cohort = Cohort(digest, since, seen_at, build)
             self._cohorts[job][digest] = (cohort, definition)
         self._enrolled.update(jobs)
 
     def _roll_steps(self) -> list[Step]:
-        put = [sql.instance_row(self._instances[name]) for name in sorted(self._instances_put)]
+        put = [instance_row(self._instances[name]) for name in sorted(self._instances_put)]
         joined = [
             {"job": job, "instance": name, "digest": self._members[job][name]}
             for job, name in sorted(self._joined)
@@ -175,12 +191,12 @@ class PostgresOffice(PostgresDesk):
             cohorts.append({**cohort._asdict(), "job": job, "definition": text})
         rows, gone = self._draft.rows, sorted(self._gone)
         return [
-            *rows(sql.PUT_INSTANCES, put),
-            *rows(sql.PART, parted),
-            *rows(sql.PUT_MEMBERS, joined),
-            *rows(sql.PUT_COHORTS, cohorts),
+            *rows(self._sql.PUT_INSTANCES, put),
+            *rows(self._sql.PART, parted),
+            *rows(self._sql.PUT_MEMBERS, joined),
+            *rows(self._sql.PUT_COHORTS, cohorts),
             *(
-                [(sql.DROP_INSTANCES, {"namespace": self._namespace, "names": gone})]
+                [(self._sql.DROP_INSTANCES, {"namespace": self._namespace, "names": gone})]
                 if gone
                 else []
             ),

@@ -1,4 +1,4 @@
-"""What the PostgreSQL ledger decides on a draft: who may run, how an attempt ended, what to cancel.
+"""What a ledger decides on a draft: who may run, how an attempt ended, what to cancel.
 
 Nothing here asks the server for anything but what a draft lacks, and nothing is raised that must
 not undo what was decided: the answer to a stale writer is returned, so that the record of it stays.
@@ -17,7 +17,7 @@ from fencepost.model.run import LAPSED, RunEvent, State, why_lost
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fencepost.ledger.api import Attempt, Report
-    from fencepost.ledger.postgres_draft import Draft
+    from fencepost.ledger.draft import Draft
     from fencepost.model.claim import Change, Decision, Want
     from fencepost.model.run import RunRecord
     from fencepost.model.slot import RunKey

@@ -1,4 +1,4 @@
-"""The scheduling side of the PostgreSQL ledger: one transaction for each verb, few round trips.
+"""The scheduling side of a ledger on an SQL server: one transaction for each verb, few round trips.
 
 The server's clock is everybody's, so no instance can disagree with it. Instances tick side by
 side: each locks what it decides about. Who registers has the office for itself for a moment.
@@ -6,15 +6,13 @@ side: each locks what it decides about. Who registers has the office for itself 
 
 from __future__ import annotations
 
-from fencepost.ledger import postgres_planner_rows as sql, registering
+from fencepost.ledger import registering
+from fencepost.ledger.draft_desk import DraftDesk
+from fencepost.ledger.draft_roll import DraftOffice
+from fencepost.ledger.draft_values import event_of, instance_of, job_of, lane_of, run_of, span_of
 from fencepost.ledger.planning import PAGE, Note, Slots, Ticked
-from fencepost.ledger.postgres import fitting
-from fencepost.ledger.postgres_desk import PostgresDesk
-from fencepost.ledger.postgres_roll import PostgresOffice
-from fencepost.ledger.postgres_rows import keys_of, run_of
 from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
 from fencepost.ledger.ticking import tick
-from fencepost.model.definition import JobRecord
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any, TypeVar
 
+    from fencepost.ledger.draft import Draft
+    from fencepost.ledger.draft_bearings import Bearings
+    from fencepost.ledger.draft_desk import Needs
+    from fencepost.ledger.draft_ledger import DraftLedger
     from fencepost.ledger.planning import Ask, Instance, InstanceRecord, Lane
-    from fencepost.ledger.postgres import PostgresLedger
-    from fencepost.ledger.postgres_desk import Needs
-    from fencepost.ledger.postgres_draft import Draft
-    from fencepost.model.definition import Definition
+    from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.run import RunEvent
     from fencepost.world.api import World
-    from fencepost.world.postgres import Statement
 
     T = TypeVar("T")
 
@@ -41,11 +39,12 @@ _BESIDE = 25
 _MOST_NEEDS = 20_000
 
 
-class PostgresPlanner:
-    """Plans in the database of a ``PostgresLedger``."""
+class DraftPlanner:
+    """Plans in the database of a ``DraftLedger``."""
 
-    def __init__(self, world: World, ledger: PostgresLedger) -> None:
+    def __init__(self, world: World, ledger: DraftLedger) -> None:
         self._world, self._ledger, self._namespace = world, ledger, ledger.namespace
+        self._sql = ledger.dialect.plans
         self._needs: Needs = {}
         self._pruned_to = ""  # the last job that was looked at for what is old
 
@@ -55,7 +54,7 @@ class PostgresPlanner:
         """Make jobs known."""
         return await self._registered(
             lambda office: registering.announce(office, instance, definitions),
-            jobs=_named(definitions),
+            jobs=self._named(definitions),
         )
 
     async def attend(self, instance: Instance) -> list[Note]:
@@ -70,7 +69,7 @@ class PostgresPlanner:
     async def store(self, definitions: Sequence[Definition]) -> int:
         """Keep jobs in the ledger itself."""
         return await self._registered(
-            lambda office: registering.store(office, definitions), jobs=_named(definitions)
+            lambda office: registering.store(office, definitions), jobs=self._named(definitions)
         )
 
     async def tick(self, ask: Ask) -> Ticked:
@@ -101,18 +100,18 @@ class PostgresPlanner:
 
     async def lanes(self, *, active: bool = True) -> list[Lane]:
         """Return what is being made up."""
-        rows = await self._read(sql.FIND_LANES, active=active)
-        return [sql.lane_of(row) for row in rows]
+        rows = await self._read(self._sql.FIND_LANES, active=active)
+        return [lane_of(row) for row in rows]
 
     async def lane(self, number: int) -> Lane | None:
         """Return one of what was ever to be made up."""
-        rows = await self._read(sql.FIND_LANE, number=number)
-        return sql.lane_of(rows[0]) if rows else None
+        rows = await self._read(self._sql.FIND_LANE, number=number)
+        return lane_of(rows[0]) if rows else None
 
     async def stop_lane(self, number: int, *, reason: str) -> None:
         """Stop making up what was not begun yet."""
 
-        def work(office: PostgresOffice) -> None:
+        def work(office: DraftOffice) -> None:
             lane = office.lane(number)
             if lane is not None and not lane.ended_at:
                 office.put_lane(lane._replace(ended_at=office.now, stopped=reason))
@@ -125,56 +124,75 @@ class PostgresPlanner:
 
     async def job(self, name: str) -> JobRecord | None:
         """Return a job."""
-        rows = await self._read(sql.FIND_JOB, job=name)
-        return JobRecord(*rows[0]) if rows else None
+        rows = await self._read(self._sql.FIND_JOB, job=name)
+        return job_of(rows[0]) if rows else None
 
     async def slots(self, job: str, *, start: int, end: int, limit: int = 1000) -> Slots:
         """Return what became of the slots of a job."""
         values = {"job": job, "start": start, "end": end, "limit": limit}
-        runs = await self._read(sql.FIND_SLOT_RUNS, **values)
-        spans = await self._read(sql.FIND_SPANS, **values)
-        return Slots([run_of(row) for row in runs], [sql.span_of(row) for row in spans])
+        runs = await self._read(self._sql.FIND_SLOT_RUNS, **values)
+        spans = await self._read(self._sql.FIND_SPANS, **values)
+        return Slots([run_of(row) for row in runs], [span_of(row) for row in spans])
 
     async def events(self) -> list[RunEvent]:
         """Return what happened to all runs."""
-        return [sql.event_of(row) for row in await self._read(sql.FIND_ALL_EVENTS)]
+        return [event_of(row) for row in await self._read(self._sql.FIND_ALL_EVENTS)]
 
     async def instances(self) -> list[InstanceRecord]:
         """Return all instances."""
-        return [sql.instance_of(row) for row in await self._read(sql.FIND_INSTANCES)]
+        return [instance_of(row) for row in await self._read(self._sql.FIND_INSTANCES)]
 
     # What runs behind the door.
 
-    async def _read(self, statement: Statement, **values: Any) -> list[tuple[Any, ...]]:
+    async def _read(self, statement: Any, **values: Any) -> Sequence[tuple[Any, ...]]:
         values["namespace"] = self._namespace
         return await self._world.call(self._ledger.read, statement, values)
 
-    async def _registered(
-        self, work: Callable[[PostgresOffice], T], *, jobs: Iterable[str] = ()
-    ) -> T:
+    def _named(self, definitions: Sequence[Definition]) -> set[str]:
+        """Return the jobs that definitions speak of, by all their names."""
+        for each in definitions:
+            self._ledger.fitting(each.job)
+        return {name for each in definitions for name in (each.job, *each.aliases)}
+
+    async def _registered(self, work: Callable[[DraftOffice], T], *, jobs: Iterable[str] = ()) -> T:
         def inside(draft: Draft) -> T:
-            office = PostgresOffice(draft, self._namespace, self._needs)
+            self._ledger.refuse_doubtful(draft)
+            office = DraftOffice(draft, self._namespace, self._needs)
             office.open(jobs)
             return work(office)
 
         return await self._world.call(self._ledger.drafted, inside)
 
     def _tick(self, ask: Ask) -> Ticked:
+        watch = self._ledger.watch()
+        if watch.is_ripe():
+            ask = ask._replace(sweep=True)
         if not (ask.ended or ask.again or ask.only):
             values = {"namespace": self._namespace, "sweep": ask.sweep, "only": None}
-            now, look, lost = self._ledger.read(sql.IDLE, values)[0]
+            now, look, lost, *seen = self._ledger.read(*watch.idle(self._sql, values))[0]
+            watch.saw(seen, sweep=ask.sweep)
             if not lost and (look is None or look > now):
-                return Ticked([], [], [], None if look is None else look - now)
+                pause = None if look is None else look - now
+                return Ticked([], [], [], pause, soon=watch.soon(), now=now)
         if len(self._needs) > _MOST_NEEDS:
             self._needs.clear()
         size = max(1, min(ask.most, ask.room + _BESIDE, PAGE))
 
         def inside(draft: Draft) -> Ticked:
-            desk = PostgresDesk(draft, self._namespace, self._needs)
-            desk.read_ahead(ask, size=size)
+            self._ledger.refuse_doubtful(draft)
+            desk = DraftDesk(draft, self._namespace, self._needs)
+            desk.read_ahead(ask, watch, size=size)
             return tick(desk, ask)
 
-        return self._ledger.drafted(inside)
+        def then(ticked: Ticked, bearings: Bearings) -> Ticked:
+            begun = [one._replace(claimed=bearings.leaning(one.claimed)) for one in ticked.begun]
+            return ticked._replace(begun=begun, soon=watch.soon())
+
+        ticked = self._ledger.drafted(inside, then=then)
+        self._ledger.ended(end.attempt for end in ask.ended)
+        for begun in ticked.begun[-1:]:  # all of one commit, so one of them will do
+            self._ledger.testify(begun.claimed.run)
+        return ticked
 
     # What is old.
 
@@ -182,21 +200,16 @@ class PostgresPlanner:
         """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
         space, start = {"namespace": self._namespace}, self._pruned_to
         page = {**space, "after": start, "most": _JOBS_PRUNED}
-        jobs = [row[0] for row in self._ledger.read(sql.FIND_JOBS_THAT_RAN, page)]
+        jobs = [row[0] for row in self._ledger.read(self._sql.FIND_JOBS_THAT_RAN, page)]
         wanted = {**space, "jobs": jobs, "kept": KEPT_RUNS, "age": KEPT_FOR, "most": most}
-        rows = self._ledger.read(sql.FIND_FORGOTTEN, wanted) if jobs else []
+        rows = self._ledger.read(self._sql.FIND_FORGOTTEN, wanted) if jobs else []
         if rows:
-            values = {**space, **keys_of(RunKey(*row) for row in rows)}
+            values = {**space, **self._ledger.dialect.runs.keys_of(RunKey(*row) for row in rows)}
             self._ledger.drafted(
-                lambda draft: draft.commit(*((each, values) for each in (*sql.FORGET, sql.PRUNED)))
+                lambda draft: draft.commit(
+                    *((each, values) for each in (*self._sql.FORGET, self._sql.PRUNED))
+                )
             )
         if len(rows) < most:
             self._pruned_to = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
         return len(rows)
-
-
-def _named(definitions: Sequence[Definition]) -> set[str]:
-    """Return the jobs that definitions speak of, by all their names."""
-    for each in definitions:
-        fitting(each.job)
-    return {name for each in definitions for name in (each.job, *each.aliases)}

@@ -1,0 +1,182 @@
+"""What only MariaDB does in a transaction that user code joins; the rest: ``test_joined``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+import pytest
+from ledgerlab import claimed
+
+from fencepost.errors import Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.ledger import mariadb_joined
+from fencepost.ledger.api import NOTHING
+from fencepost.model.item import Found
+from fencepost.model.slot import RunKey
+from fencepost.world.flow import finish
+from joinlab import MariaHome, until
+from proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepost.ledger.api import Attempt
+    from fencepost.ledger.draft_joined import Joined
+    from fencepost.ledger.draft_ledger import DraftLedger
+
+KEY, DATABASE, HOME = RunKey("job", 1_000), "joined_here", MariaHome()
+
+
+@pytest.fixture
+def ledger() -> Iterator[DraftLedger]:
+    url = HOME.database(DATABASE)
+    HOME.run("CREATE OR REPLACE TABLE effect (item INT PRIMARY KEY, n INT)", DATABASE)
+    ledger = HOME.opened(url, namespace=f"n{time.time_ns()}")
+    finish(ledger.jobs())
+    yield ledger
+    finish(ledger.close())
+
+
+def begun(ledger: DraftLedger, attempt: Attempt, *, longest: float = 0.0) -> Joined:
+    joined = ledger.join(attempt)
+    joined.begin(idle=10.0, longest=longest)
+    return joined
+
+
+def effects() -> list[Any]:
+    return [item for (item,) in HOME.run("SELECT item FROM effect ORDER BY item", DATABASE)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        *("COMMIT", "ROLLBACK", "BEGIN", "START TRANSACTION", "SET autocommit = 1"),
+        *("CREATE TABLE other (n INT)", "ALTER TABLE effect ADD m INT", "DROP TABLE effect"),
+        *("TRUNCATE effect", "LOCK TABLES effect WRITE", "CREATE VIEW v AS SELECT 1"),
+    ],
+)
+def test_what_would_commit_without_the_guard_is_refused_by_the_server(
+    ledger: DraftLedger, statement: str
+) -> None:
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    joined.execute("INSERT INTO effect VALUES (1, 0)", ())
+    with pytest.raises(Misuse, match="outside of it"):
+        joined.execute(statement, ())
+    with pytest.raises(pymysql.OperationalError, match="XAER_RMFAIL"):
+        joined.connection.cursor().execute(statement)  # a library is told by the driver
+    assert effects() == []
+    joined.commit(None, NOTHING)  # it happened to nothing, and so there is nothing to undo
+    assert effects() == [1]
+
+
+def test_savepoints_and_temporary_tables_are_welcome(ledger: DraftLedger) -> None:
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    joined.execute("CREATE TEMPORARY TABLE some (n INT)", ())
+    joined.execute("INSERT INTO effect VALUES (1, 0)", ())
+    joined.execute("SAVEPOINT here", ())
+    with pytest.raises(pymysql.IntegrityError):
+        joined.executemany("INSERT INTO effect VALUES (%s, 0)", [(2,), (1,)])
+    joined.execute("ROLLBACK TO here", ())
+    joined.commit(None, NOTHING)
+    assert effects() == [1]
+
+
+def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(ledger: DraftLedger) -> None:
+    HOME.run("INSERT INTO effect VALUES (1, 0), (2, 0)", DATABASE)
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
+    # The server undoes whoever has changed less.
+    other.executemany("INSERT INTO effect VALUES (%s, 0)", [(n,) for n in range(100, 120)])
+    joined.execute("UPDATE effect SET n = 1 WHERE item = 1", ())
+    other.execute("UPDATE effect SET n = 2 WHERE item = 2", ())
+    crossing = threading.Thread(
+        target=other.execute, args=("UPDATE effect SET n = 2 WHERE item = 1", ())
+    )
+    crossing.start()
+    until(lambda: HOME.waits(DATABASE))
+    with pytest.raises(pymysql.OperationalError, match="Deadlock"):
+        joined.execute("UPDATE effect SET n = 1 WHERE item = 2", ())
+    crossing.join()
+    with pytest.raises(Misuse, match="deadlock"):  # who goes on nevertheless
+        joined.execute("INSERT INTO effect VALUES (3, 0)", ())
+    with pytest.raises(Misuse, match="deadlock"):
+        joined.commit(None, NOTHING)
+    other.commit(None, NOTHING)
+    rows = HOME.run("SELECT item, n FROM effect WHERE item < 100 ORDER BY item", DATABASE)
+    assert list(rows) == [(1, 2), (2, 2)]
+
+
+def test_a_statement_that_waited_in_vain_is_undone_alone(ledger: DraftLedger) -> None:
+    HOME.run("INSERT INTO effect VALUES (1, 0)", DATABASE)
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
+    other.execute("UPDATE effect SET n = 2 WHERE item = 1", ())
+    joined.execute("SET SESSION innodb_lock_wait_timeout = 1", ())
+    joined.execute("INSERT INTO effect VALUES (2, 0)", ())
+    with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
+        joined.execute("UPDATE effect SET n = 1 WHERE item = 1", ())
+    joined.commit(None, NOTHING)
+    other.roll_back()
+    assert list(HOME.run("SELECT item, n FROM effect", DATABASE)) == [(1, 0), (2, 0)]
+
+
+def test_a_connection_that_was_opened_anew_inside_commits_nothing(ledger: DraftLedger) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    joined = begun(ledger, attempt)
+    joined.execute("INSERT INTO effect VALUES (1, 0)", ())
+    (number,) = joined.execute("SELECT CONNECTION_ID()", ()).fetchone()
+    HOME.run(f"KILL {number}", DATABASE)
+    until(lambda: HOME.is_cut(joined))
+    joined.connection._force_close()
+    joined.connection.connect()  # as libraries do it, in good faith
+    joined.execute("INSERT INTO effect VALUES (2, 0)", ())
+    with pytest.raises(Misuse):
+        joined.commit(None, NOTHING)
+    assert effects() == []
+    begun(ledger, attempt).roll_back()
+
+
+def test_what_user_code_leaves_unread_or_changes_is_no_trouble(ledger: DraftLedger) -> None:
+    joined = begun(ledger, claimed(ledger, KEY, "a"), longest=30.0)
+    joined.execute("INSERT INTO effect VALUES (1, 0)", ())
+    joined.execute("USE mysql", ())
+    unread = joined.connection.cursor(pymysql.cursors.SSCursor)
+    unread.execute("SELECT 1 UNION SELECT 2")
+    assert joined.once("s", "x", call="1", repeat=False) is Found.FIRST
+    joined.connection.cursor().execute("SELECT '%'; SELECT 2")
+    joined.commit('"a"', NOTHING)
+    assert effects() == [1]
+    joined = begun(ledger, claimed(ledger, RunKey("other", 1), "b"), longest=0.3)
+    with pytest.raises(pymysql.Error, match="max_statement_time"):
+        joined.execute("SELECT SLEEP(20) FROM effect", ())
+    joined.roll_back()
+
+
+def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = HOME.database(DATABASE)
+    with Proxy(HOME.server.port) as proxy:
+        through = url.replace(str(HOME.server.port), str(proxy.port))
+        ledger = HOME.opened(through, namespace=f"n{time.time_ns()}")
+        joined = begun(ledger, claimed(ledger, KEY, "a"))
+        monkeypatch.setattr(mariadb_joined, "_PAUSES", ())  # nobody is asked
+        proxy.lose_replies()
+        with pytest.raises(OutcomeUnknown, match="may have been committed"):
+            joined.commit(None, NOTHING)
+        proxy.mode = "pass"
+        finish(ledger.close())
+
+
+def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLedger) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    begun(ledger, attempt).commit(None, NOTHING)
+    (kept,) = HOME.spare(ledger)
+    HOME.run(f"KILL {kept.thread_id()}", DATABASE)
+    joined = begun(ledger, attempt)
+    joined.commit(None, NOTHING)
+    assert HOME.spare(ledger) != [kept]
+    joined = begun(ledger, attempt)
+    joined.connection.close()
+    with pytest.raises(StoreUnavailable, match="nothing was committed"):
+        joined.commit(None, NOTHING)

@@ -1,0 +1,166 @@
+"""What comes between a look at a pulse and the commit, or between a commit and its answer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from ledgerlab import attempt_of, wanted
+
+from fencepost.flows.acquire import Granted
+from fencepost.flows.keep import Charges, Hold
+from fencepost.ledger.planning import Ask
+from fencepost.model.ending import Settled
+from fencepost.model.lease import Grant
+from fencepost.model.policy import OnLoss, Policy
+from fencepost.model.run import State
+from fencepost.model.slot import RunKey
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
+from fencepost.world.postgres_pulse import GRACE
+from pglab import fresh_namespace, opened_postgres
+from servers import Postgres, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fencepost.ledger.api import Attempt
+    from fencepost.ledger.planning import Asked
+    from fencepost.ledger.postgres import PostgresLedger
+    from fencepost.model.claim import Want
+    from fencepost.world.postgres_lean import RunLean
+
+KEY = RunKey("job", 1)
+LONG = Policy(lease=600.0)
+
+
+@pytest.fixture
+def space() -> str:
+    return f"{fresh_namespace()}-{time.time_ns()}"
+
+
+@pytest.fixture
+def holder(space: str) -> Iterator[PostgresLedger]:
+    """Return the ledger of a process that has runs: its pulse is its own."""
+    ledger = opened_postgres(f"{shared(Postgres).url()}?application_name={space}", namespace=space)
+    yield ledger
+    finish(ledger.close())
+
+
+@pytest.fixture
+def other(space: str) -> Iterator[PostgresLedger]:
+    """Return the same ledger as another process would have it."""
+    name = f"other-{space}"
+    ledger = opened_postgres(f"{shared(Postgres).url()}?application_name={name}", namespace=space)
+    yield ledger
+    finish(ledger.close())
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def claim(ledger: PostgresLedger, policy: Policy = LONG) -> tuple[Attempt, RunLean]:
+    claimed = finish(ledger.claim(wanted(KEY, "a", policy)))
+    (run,) = ledger.leases.pulse_here.vouching.runs.values()
+    return attempt_of(claimed), run
+
+
+def prove(ledger: PostgresLedger) -> None:
+    ledger.leases.pulse_here.vouching.prove_at = 0.0
+    finish(ledger.leases.vouch())
+
+
+def pulse_in_row(space: str) -> int:
+    rows = shared(Postgres).run(f"SELECT pulse FROM fencepost_lease WHERE namespace = '{space}'")
+    ((pulse,),) = rows
+    assert isinstance(pulse, int)
+    return pulse
+
+
+def wants(policy: Policy) -> Callable[[Asked], Want]:
+    return lambda asked: wanted(asked.key, asked.nonce, policy)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_was_granted_by_an_answer_that_was_lost_leans_on_the_pulse_of_today(
+    holder: PostgresLedger, *, is_new: bool
+) -> None:
+    """Else nobody would prove it, and others would take it while it is believed in."""
+    attempt, _ = claim(holder)
+    finish(holder.finish(attempt, Settled(State.PENDING)))  # given back: it waits for anybody
+    here = holder.leases.pulse_here
+    first = finish(holder.planner.tick(Ask(wants(LONG), "nonce", 5)))
+    assert len(first.begun) == 1
+    here.vouching.runs.clear()  # nobody ever heard of it
+    if is_new:
+        here.end(here.key)
+    again = finish(holder.planner.tick(Ask(wants(LONG), "nonce", 5, again=1)))
+    (begun,) = again.begun
+    assert begun.claimed.grant is not None
+    assert begun.claimed.grant.token == first.begun[0].claimed.grant.token  # type: ignore[union-attr]
+    (run,) = here.vouching.runs.values()
+    assert begun.claimed.grant.lean is run
+    assert run.on == pulse_in_row(holder.namespace) == here.key != 0
+
+
+def test_a_run_that_is_found_to_be_ours_after_all_is_not_lost_by_who_looked_before(
+    holder: PostgresLedger, other: PostgresLedger
+) -> None:
+    policy = Policy(lease=600.0, on_loss=OnLoss.FAIL)
+    attempt, run = claim(holder, policy)
+    here, server = holder.leases.pulse_here, shared(Postgres)
+    here.end(here.key)  # its session was cut, and its keeper has no time
+    ask = Ask(wants(policy), "other", 5, sweep=True)
+    for _ in range(2):
+        assert not finish(other.planner.tick(ask)).begun  # it learns of the pulse, and of its end
+    assert other.leases.pulse_here.silences.silent()
+    time.sleep(GRACE * 1.2)
+    with psycopg.connect(server.url()) as conn:
+        conn.execute("LOCK TABLE fencepost_run IN SHARE MODE")  # what is decided cannot be written
+        looking = threading.Thread(target=lambda: finish(other.planner.tick(ask)))
+        looking.start()
+        until(lambda: server.run("SELECT 1 FROM pg_locks WHERE NOT granted AND mode ~ 'RowExcl'"))
+        prove(holder)
+        conn.rollback()
+    looking.join()
+    found = finish(holder.find(KEY))
+    assert found is not None
+    believed = run.until() > holder.leases.boottime()
+    assert believed == (found.state is State.RUNNING)
+    assert finish(holder.beat(attempt, ttl=600.0)) is False
+
+
+def test_a_run_whose_row_leans_on_nothing_is_known_to_though_that_answer_was_lost(
+    holder: PostgresLedger, space: str
+) -> None:
+    """Else it would be in doubt for ever: its row is renewed, and never leans on anything again."""
+    _, run = claim(holder)
+    shared(Postgres).run(f"UPDATE fencepost_lease SET pulse = 0 WHERE namespace = '{space}'")
+    here = holder.leases.pulse_here
+    here.end(here.key)
+    prove(holder)
+    assert run.on == 0
+    assert run.until() == float("inf")
+
+
+def test_a_keeper_that_sleeps_for_others_is_woken_in_time_to_prove_a_pulse(
+    holder: PostgresLedger,
+) -> None:
+    """Those may lean on nothing, such as alarms that fire in the same process."""
+    _, run = claim(holder)
+    world, sent = BlockingWorld(), holder.leases.boottime()
+    charges = Charges(world)
+    for nonce, lean in (("alarm", None), ("a", run)):
+        granted = Granted("job", Grant(1, 600.0, lean=lean), sent)
+        hold = Hold(granted, nonce=nonce, ttl=600.0, max_hold=None, emit=lambda _: None)
+        hold.next_try = sent + (2.0 if lean is None else 200.0)
+        charges.add(hold)
+    run.end()
+    assert charges._wakes <= run.next_try < sent + GRACE

@@ -1,0 +1,139 @@
+"""What is usual is one statement on PostgreSQL; whatever is not so is decided as ever."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from ledgerlab import DONE, attempt_of, run_through, wanted
+from test_postgres_ledger import Trips, _want
+
+from fencepost.ledger.api import NOTHING
+from fencepost.ledger.planning import Ask, End, Instance
+from fencepost.model.claim import Verdict
+from fencepost.model.definition import Definition
+from fencepost.model.every import Every
+from fencepost.model.lease import Holder
+from fencepost.model.run import State
+from fencepost.model.schedule import spec_of
+from fencepost.model.slot import RunKey
+from fencepost.world.flow import finish
+from pglab import QuickPostgres, fresh_namespace, opened_postgres
+from servers import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepost.ledger.postgres import PostgresLedger
+
+HISTORY = """
+INSERT INTO fencepost_run
+SELECT namespace, job, slot + i, manual, rerun, 'succeeded', lock, lease, token, nonce, host, pid,
+       version, reason, blocker, origin, created_at, started_at, ended_at, not_before, beat_at,
+       cancel_at, starts, losses, releases, streak, strikes, solitary, checkpoint, done, total,
+       result, error, saves, epoch
+  FROM fencepost_run, generate_series(1, 20000) AS i
+ WHERE namespace = %s AND slot = 1 AND job = 'old'"""
+READ = """
+SELECT coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
+  FROM pg_stat_user_tables WHERE relname LIKE 'fencepost_%%'"""
+
+
+@pytest.fixture
+def url() -> str:
+    return shared(QuickPostgres).database("usual")
+
+
+@pytest.fixture
+def ledger(url: str) -> Iterator[PostgresLedger]:
+    ledger = opened_postgres(url, namespace=f"{fresh_namespace()}-{time.time_ns()}")
+    finish(ledger.jobs())
+    yield ledger
+    finish(ledger.close())
+
+
+def test_who_finds_a_lock_taken_pays_for_it_once(
+    ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in (1, 2):  # until everything is prepared
+        finish(
+            ledger.finish(attempt_of(finish(ledger.claim(wanted(RunKey("job", slot), "a")))), DONE)
+        )
+        finish(ledger.claim(wanted(RunKey("job", slot), "b")))
+    finish(ledger.claim(wanted(RunKey("job", 3), "holder")))
+    trips = Trips(monkeypatch)
+    refused = finish(ledger.claim(wanted(RunKey("other", 1), "late", lock="job")))
+    assert (refused.verdict, trips.cost()) == (Verdict.ENDED, 3)
+    again = finish(ledger.claim(wanted(RunKey("other", 1), "later", lock="job")))
+    assert (again.verdict, trips.cost()) == (Verdict.ENDED, 2)
+
+
+def test_a_plain_lock_keeps_a_run_from_being_claimed(ledger: PostgresLedger) -> None:
+    finish(ledger.leases.acquire("job", holder=Holder("plain", "here", 1), ttl=30.0))
+    claimed = finish(ledger.claim(wanted(RunKey("job", 1), "run")))
+    assert (claimed.verdict, claimed.grant) == (Verdict.ENDED, None)
+    assert claimed.run is not None
+    assert claimed.run.reason == "lock_held"
+    finish(ledger.leases.release("job", nonce="plain"))
+    free = finish(ledger.claim(wanted(RunKey("job", 2), "next")))
+    assert free.verdict is Verdict.GO
+
+
+def test_ends_of_a_tick_are_told_apart(ledger: PostgresLedger) -> None:
+    """A stale one is refused, a repeated one is answered as before, the others end."""
+    attempts = [
+        attempt_of(finish(ledger.claim(wanted(RunKey(job, 1), job)))) for job in ("a", "b", "c")
+    ]
+    finish(ledger.finish(attempts[0], DONE))
+    stale = attempts[1]._replace(token=attempts[1].token - 1)
+    ends = [End(attempt, DONE, NOTHING) for attempt in (attempts[0], stale, attempts[2])]
+    told = finish(ledger.planner.tick(Ask(_want, "ends", 0, ends))).ended
+    assert [getattr(one, "state", type(one).__name__) for one in told] == [
+        State.SUCCEEDED,
+        "RunLost",
+        State.SUCCEEDED,
+    ]
+    running = finish(ledger.find(attempts[1].key))
+    assert running is not None
+    assert running.state is State.RUNNING
+
+
+def test_plans_that_were_made_while_tables_were_small_do_not_read_large_ones(
+    url: str, ledger: PostgresLedger
+) -> None:
+    database = url.partition("?")[0]
+    with psycopg.connect(database, autocommit=True) as db:
+        for table in ("run", "job", "lease"):
+            db.execute(f"ALTER TABLE fencepost_{table} SET (autovacuum_enabled = off)".encode())
+        planner, names = ledger.planner, [f"job {number}" for number in range(50)]
+        due = [Definition(name, spec_of(Every(1))) for name in names]
+        finish(planner.announce(Instance("i", "here", 1, "1.0"), due))
+        run_through(ledger, RunKey("old", 1), "o")
+        read = 0
+        for number in range(8):  # plans are kept from the sixth time on
+            if number == 7:
+                db.execute("SET session_replication_role = replica")  # made up, not lived
+                db.execute(HISTORY, (ledger.namespace,))
+                read = settled(db)
+            finish(ledger._world.sleep(1.01))
+            begun = finish(planner.tick(Ask(_want, f"tick {number} ", 50))).begun
+            assert len(begun) == 50
+            ended = [End(attempt_of(one.claimed), DONE, NOTHING) for one in begun]
+            finish(planner.tick(Ask(_want, f"end {number} ", 0, ended)))
+            run_through(ledger, RunKey("one", number), "n")
+        finish(ledger.close())  # what it has counted is told when a session ends
+        assert settled(db) - read < 5_000
+
+
+def settled(db: psycopg.Connection) -> int:
+    """Return how many rows were read, once that no longer changes."""
+    before = -1
+    while True:
+        time.sleep(0.3)
+        db.execute("SELECT pg_stat_clear_snapshot()")
+        ((found,),) = db.execute(READ.replace("%%", "%")).fetchall()
+        if found == before:
+            return before
+        before = found
