@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 # How long ahead work is claimed, where it is short: a crew should not wait for each commit.
 _AHEAD = 0.4
-_MOST_AHEAD = 1000
+# In two halves, each of which the ledger finds on one page.
+_MOST_AHEAD = 900
 _NEVER = float("inf")
 _REMEMBERED = 10.0
 # What has waited for a thread for this part of its lease is left to others, while it still is ours.
@@ -197,22 +198,21 @@ class ThreadCrew:
         """Whether any attempt has not ended."""
         return self._begun > self._over
 
-    @property
-    def room(self) -> int:
-        """How many more attempts may begin: one for each thread, and more if they are short.
+    def room(self, ending: int) -> int:
+        """Say how many more attempts may be claimed, once so many of those under way have ended.
 
-        What is claimed ahead is claimed by the batch: not before half of the last one is done.
+        One for each thread, and more if they are short. What is claimed ahead comes in two halves:
+        one is carried out while the ledger is asked for the other.
         """
         ahead = min(int(self._pace * _AHEAD), _MOST_AHEAD)
-        under_way = self._begun - self._over
         if ahead <= self._size:
-            return self._size - under_way
-        return self._size + ahead - under_way if under_way <= (self._size + ahead) // 2 else 0
+            return self.free(ending)
+        half = (self._size + ahead) // 2
+        return half if self._begun - self._over - ending <= half else 0
 
-    @property
-    def free(self) -> int:
-        """How many attempts would begin at once."""
-        return self._size - (self._begun - self._over)
+    def free(self, ending: int) -> int:
+        """Say how many attempts would begin at once."""
+        return self._size - (self._begun - self._over) + ending
 
     def begin(self, begun: Begun, sent: float) -> None:
         """Have an attempt carried out by the next thread that is free."""

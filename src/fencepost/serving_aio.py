@@ -45,10 +45,9 @@ class TaskCrew:
         """Whether any attempt has not ended."""
         return bool(self._tasks)
 
-    @property
-    def room(self) -> int:
-        """How many more attempts may begin."""
-        return self._size - len(self._tasks)
+    def room(self, ending: int) -> int:
+        """Say how many more attempts may begin, once so many have ended."""
+        return self._size - len(self._tasks) + ending
 
     free = room  # nothing is claimed ahead
 

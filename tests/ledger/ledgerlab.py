@@ -57,7 +57,7 @@ def wanted(
 def attempt_of(claimed: Claimed) -> Attempt:
     run = claimed.run
     assert run is not None
-    return Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
+    return Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder), run)
 
 
 def claimed(ledger: Ledger, key: RunKey, nonce: str, policy: Policy | None = None) -> Attempt:

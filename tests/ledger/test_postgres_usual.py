@@ -10,13 +10,14 @@ import pytest
 from ledgerlab import DONE, attempt_of, run_through, wanted
 from test_postgres_ledger import Trips, _want
 
-from fencepost.ledger.api import NOTHING
+from fencepost.ledger.api import NOTHING, Report
 from fencepost.ledger.planning import Ask, End, Instance
 from fencepost.model.claim import Verdict
 from fencepost.model.definition import Definition
+from fencepost.model.ending import Settled
 from fencepost.model.every import Every
 from fencepost.model.lease import Holder
-from fencepost.model.run import State
+from fencepost.model.run import RunRecord, State
 from fencepost.model.schedule import spec_of
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
@@ -36,6 +37,11 @@ SELECT namespace, job, slot + i, manual, rerun, 'succeeded', lock, lease, token,
        result, error, saves, epoch
   FROM fencepost_run, generate_series(1, 20000) AS i
  WHERE namespace = %s AND slot = 1 AND job = 'old'"""
+LEASES = """
+INSERT INTO fencepost_lease (key, namespace, name, token, nonce, held, expires_us, ttl_us, since_us)
+SELECT sha256(convert_to(i::text, 'UTF8')), namespace, i::text, token, '', FALSE, 0, 0, 0
+  FROM fencepost_lease, generate_series(1, 20000) AS i
+ WHERE namespace = %s AND name = 'old'"""
 READ = """
 SELECT coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
   FROM pg_stat_user_tables WHERE relname LIKE 'fencepost_%%'"""
@@ -100,6 +106,36 @@ def test_ends_of_a_tick_are_told_apart(ledger: PostgresLedger) -> None:
     assert running.state is State.RUNNING
 
 
+def test_an_end_answers_with_what_has_changed_since_the_claim(ledger: PostgresLedger) -> None:
+    """By the attempt itself or by who cancels it, and however many end at once."""
+    runs = {}
+    for job in ("alone", "first", "second"):
+        attempt = attempt_of(finish(ledger.claim(wanted(RunKey(job, 1), job))))
+        finish(ledger.save(attempt, checkpoint='"half"', order=1, report=Report(3, 7)))
+        finish(ledger.cancel(attempt.key, force=False, operator="me"))
+        runs[job] = attempt
+    failed = Settled(State.FAILED, "error", error="a \0 in it")
+    alone = finish(ledger.finish(runs["alone"], failed))
+    ends = [End(runs["first"], failed, NOTHING), End(runs["second"], DONE, NOTHING)]
+    told = finish(ledger.planner.tick(Ask(_want, "ends", 0, ends))).ended
+    for ended in (alone, *told):
+        assert isinstance(ended, RunRecord)
+        assert (ended.checkpoint, ended.done, ended.total, ended.saves) == ('"half"', 3, 7, 1)
+        assert ended.cancel_at
+        assert finish(ledger.find(ended.key)) == ended
+
+
+def test_an_attempt_that_does_not_know_its_record_ends_all_the_same(ledger: PostgresLedger) -> None:
+    for job in ("alone", "ticked"):
+        attempt = attempt_of(finish(ledger.claim(wanted(RunKey(job, 1), job))))._replace(run=None)
+        if job == "alone":
+            ended = finish(ledger.finish(attempt, DONE))
+        else:
+            ask = Ask(_want, "ends", 0, [End(attempt, DONE, NOTHING)])
+            (ended,) = finish(ledger.planner.tick(ask)).ended  # type: ignore[assignment]
+        assert ended == finish(ledger.find(attempt.key))
+
+
 def test_plans_that_were_made_while_tables_were_small_do_not_read_large_ones(
     url: str, ledger: PostgresLedger
 ) -> None:
@@ -116,6 +152,7 @@ def test_plans_that_were_made_while_tables_were_small_do_not_read_large_ones(
             if number == 7:
                 db.execute("SET session_replication_role = replica")  # made up, not lived
                 db.execute(HISTORY, (ledger.namespace,))
+                db.execute(LEASES, (ledger.namespace,))
                 read = settled(db)
             finish(ledger._world.sleep(1.01))
             begun = finish(planner.tick(Ask(_want, f"tick {number} ", 50))).begun

@@ -133,7 +133,7 @@ class Client(threading.Thread):
         assert run is not None
         self.begun += 1
         holder, self.until[run.holder.nonce] = str(run.holder), self.sent + TRUST
-        self.attempts.append(Attempt(run.key, run.token, run.holder.nonce, run.lease, holder))
+        self.attempts.append(Attempt(run.key, run.token, run.holder.nonce, run.lease, holder, run))
 
     def beat(self) -> None:
         for attempt in self.attempts[-3:]:

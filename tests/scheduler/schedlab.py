@@ -284,7 +284,10 @@ def serving(fp: Fencepost, **words: Any) -> Iterator[threading.Thread]:
 
 def claims_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have crews claim ahead of what they have threads for, as they do where bodies are short."""
-    room = property(lambda crew: crew._size + 4 - (crew._begun - crew._over))
+
+    def room(crew: ThreadCrew, ending: int) -> int:
+        return crew.free(ending) + 4
+
     monkeypatch.setattr(ThreadCrew, "room", room)
 
 

@@ -13,6 +13,8 @@ from schedlab import Heard, claims_ahead, serving, until, url_of
 
 from fencepost import AsyncFencepost, Fencepost, Misuse, Retry
 from fencepost.model.run import RunRecord, State
+from fencepost.serving import ThreadCrew
+from fencepost.world.blocking import BlockingWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -281,3 +283,17 @@ def test_a_lease_that_ran_out_while_its_attempt_waited_for_a_thread_begins_nothi
             leave.set()
             until(lambda: [r for r in fp.runs("waits") if r.state is State.SUCCEEDED])
     assert token not in ran
+
+
+def test_what_is_claimed_ahead_comes_in_halves(tmp_path: Path) -> None:
+    """One half is carried out while the ledger is asked for the other."""
+    with Fencepost(url_of(tmp_path)) as fp:
+        crew = ThreadCrew(fp._scheduling.serving, fp._working, BlockingWorld(), size=4)
+        assert (crew.room(0), crew.free(0)) == (4, 4)
+        crew._pace = 490.0  # of short ones: 196 ahead
+        assert [crew.room(0), crew.free(0)] == [100, 4]
+        crew._begun = 100
+        assert [crew.room(0), crew.free(0)] == [100, -96]
+        crew._begun = 200
+        assert [crew.room(0), crew.room(99), crew.room(100)] == [0, 0, 100]
+        assert [crew.free(99), crew.free(200)] == [-97, 4]

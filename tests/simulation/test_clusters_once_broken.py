@@ -69,14 +69,17 @@ class Scripted:
 class Crew:
     """Stops when it is told to; what it began has ended as soon as it is asked."""
 
-    room = free = 1
-
     def __init__(self, world: SimulatedWorld) -> None:
         self.stopping = False
         self.begun: list[Begun] = []
         self.ends: list[Told] = []
         self.busy = False
         self._world = world
+
+    def room(self, ending: int) -> int:
+        return 1 + ending
+
+    free = room
 
     def begin(self, begun: Begun, sent: float) -> None:
         del sent

@@ -85,7 +85,8 @@ class Course:
     ) -> None:
         self.run, self.hold, self.policy = run, hold, policy
         self._chatty = chatty
-        self.attempt = Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder))
+        holder = run.holder
+        self.attempt = Attempt(run.key, run.token, holder.nonce, run.lease, str(holder), run)
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
         self.checkpoint = run.checkpoint
         self.calls: dict[tuple[str, str], str] = {}  # which begin an item was begun by

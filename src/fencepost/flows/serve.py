@@ -46,13 +46,11 @@ class Told(NamedTuple):
 class Crew(Protocol):
     """Who carries attempts out: threads, tasks, or the simulator's."""
 
-    @property
-    def room(self) -> int:
-        """How many more attempts may be claimed."""
+    def room(self, ending: int) -> int:
+        """Say how many more attempts may be claimed, once so many of those under way have ended."""
 
-    @property
-    def free(self) -> int:
-        """How many of those would begin at once."""
+    def free(self, ending: int) -> int:
+        """Say how many of those would begin at once."""
 
     @property
     def busy(self) -> bool:
@@ -158,13 +156,14 @@ class _Serving:
         ask = self._ask
         if ask is None:
             # Whoever has told its end needs its place no more, once that is on record.
-            room = 0 if crew.stopping else max(0, crew.room + len(self._told))
+            ending = len(self._told)
+            room = 0 if crew.stopping else max(0, crew.room(ending))
             sweep = now >= self._sweep_at and not crew.stopping
             ask = Ask(
                 self._office.want,
                 self._doors.world.nonce(),
                 room,
-                free=max(0, crew.free + len(self._told)),
+                free=max(0, crew.free(ending)),
                 ended=[told.end for told in self._told],
                 sweep=sweep,
                 stirs=self._office.stirs(),
@@ -207,7 +206,7 @@ class _Serving:
         return pause
 
     def _rest(self, ticked: Ticked) -> float:
-        if ticked.full and not self._crew.room:
+        if ticked.full and not self._crew.room(0):
             due = SWEEP  # what is due waits for room, and room makes itself heard
         else:
             due = LOOK if ticked.pause is None else ticked.pause

@@ -24,13 +24,18 @@ if TYPE_CHECKING:
 
 
 class Attempt(NamedTuple):
-    """Who writes: one try of a run, by one holder, under one token."""
+    """Who writes: one try of a run, by one holder, under one token.
+
+    ``run`` is its record as the claim left it, where that is known: then a ledger need not read
+    all of it again.
+    """
 
     key: RunKey
     token: int
     nonce: str
     lease: str
     holder: str = ""
+    run: RunRecord | None = None
 
 
 class Report(NamedTuple):

@@ -8,21 +8,18 @@ it, and it is done again from the start.
 
 from __future__ import annotations
 
-from collections import Counter
-
-from fencepost.ledger.api import NOTHING
+from fencepost.ledger.draft_usual import Usual, ended
 from fencepost.ledger.draft_values import (
     DraftLease,
     event_row,
-    has_only_passed,
     job_of,
     lease_of,
     lease_row,
     run_of,
     run_row,
-    storable,
 )
 from fencepost.model.claim import Standing
+from fencepost.model.claimed import begun_record
 from fencepost.model.lease import Grant, next_token
 from fencepost.model.run import RunEvent, RunRecord, State, legal
 
@@ -34,7 +31,9 @@ if TYPE_CHECKING:
     from fencepost.ledger.api import Report
     from fencepost.ledger.draft_bearings import Bearings
     from fencepost.ledger.draft_dialect import Dialect, Step, Transaction
+    from fencepost.ledger.draft_usual import Granted
     from fencepost.ledger.planning import End
+    from fencepost.model.claim import Want
     from fencepost.model.definition import JobRecord
     from fencepost.model.lease import Holder
     from fencepost.model.slot import RunKey
@@ -51,6 +50,7 @@ class Draft:
         self.bearings = bearings
         self._transaction, self._namespace, self.dialect = transaction, namespace, dialect
         self._sql, self._lease_sql = dialect.runs, dialect.leases
+        self.usual = Usual(dialect.usual, namespace)
         self.now = 0.0
         self.committed = False
         self._runs: dict[RunKey, RunRecord | None] = {}
@@ -133,39 +133,13 @@ class Draft:
         self._whole_jobs.update(jobs)
         return found
 
-    def ends_apart(self, ends: Sequence[End]) -> tuple[list[End], list[End]]:
-        """Return which ends can be told in one statement, and which are to be decided about.
-
-        Of an attempt that is said to have ended twice, the first word counts: one by one.
-        """
-        if self.dialect.end_all is None:
-            return [], list(ends)
-        told = Counter(end.attempt.nonce for end in ends)
-        usual: list[End] = []
-        others: list[End] = []
-        for end in ends:
-            alone = told[end.attempt.nonce] == 1
-            short = alone and end.settled.state.terminal and end.report == NOTHING
-            (usual if short else others).append(end)
-        return usual, others
-
-    def end_all(self, ends: Sequence[End]) -> Step:
-        """Return what ends attempts for good, and reads the runs of which that is true now."""
-        jobs, slots, manuals, reruns = zip(*(end.attempt.key for end in ends), strict=True)
-        settled = [end.settled for end in ends]
-        values = {
-            "jobs": jobs,
-            "slots": slots,
-            "manuals": manuals,
-            "reruns": reruns,
-            "tokens": [end.attempt.token for end in ends],
-            "nonces": [end.attempt.nonce for end in ends],
-            "states": [each.state.value for each in settled],
-            "reasons": [storable(each.reason) for each in settled],
-            "results": [each.result for each in settled],
-            "errors": [each.error and storable(each.error) for each in settled],
-        }
-        return self.dialect.end_all, {"namespace": self._namespace, **values}
+    def took_ends(self, ending: Sequence[End], rows: Iterable[tuple[Any, ...]]) -> None:
+        """Keep the runs of those attempts that were ended, each known by its number."""
+        for number, *facts in rows:
+            attempt, settled, _ = ending[number - 1]
+            run = ended(attempt, settled, *facts)
+            self._read[run.key] = (run, "")  # what is over is never written again
+            self._keep(run)
 
     def live_of(self, locks: Iterable[str]) -> Step:
         """Return what reads every live run of some locks."""
@@ -243,7 +217,8 @@ class Draft:
         if lock not in self._whole_locks:
             (rows,) = self.ask([self.live_of([lock])])
             self.took_runs(rows, locks=[lock])
-        return self._alive(self._by_lock.get(lock, ()), lambda run: run.lock == lock)
+        here = self._by_lock.get(lock)
+        return self._alive(here, lambda run: run.lock == lock) if here else []
 
     def live_of_job(self, job: str) -> list[RunRecord]:
         """Return every live run of a job, by key."""
@@ -311,6 +286,15 @@ class Draft:
             self._freed[before.lease] = run.key
         self._keep(run)
         return run
+
+    def begin_run(self, want: Want) -> tuple[RunRecord, Grant]:
+        """Have a run begin against which nothing speaks, under the lease of its lock."""
+        grant = self.give(want.lock, want.holder, want.policy.lease)
+        run = self.put(begun_record(want, token=grant.token, now=self.now))
+        lease = self._leases[want.lock]
+        assert lease is not None, "just given"
+        self.usual.begins(run, lease)
+        return run, grant
 
     def _keep(self, run: RunRecord) -> None:
         assert not self.committed, "nothing is decided after the commit"
@@ -392,7 +376,7 @@ class Draft:
         steps = self._steps()
         self.committed = True
         answers = self._transaction.batch([*steps, *after], last=True) if steps or after else []
-        granting = (self._lease_sql.INSERT, self._lease_sql.UPDATE)
+        granting = (self._lease_sql.INSERT, self._lease_sql.UPDATE, *self.usual.granting)
         for (statement, _), answer in zip(steps, answers, strict=False):
             if statement in granting:
                 for row in answer.rows:
@@ -405,18 +389,25 @@ class Draft:
         return steps + [step for others in self.also for step in others()]
 
     def _run_steps(self) -> list[Step]:
-        made, moved = [], []
+        begun: list[RunRecord] = []
+        made: list[RunRecord] = []
+        moved = []
         for key in sorted(key for key, run in self._runs.items() if run is not None):
             run, before = self._runs[key], self._read.get(key)
             assert run is not None, "just seen"
             if before is None:
-                made.append(run_row(run))
+                (begun if self.usual.has_begun(run) else made).append(run)
             elif run != before[0]:
                 moved.append((run_row(run), before[1]))
-        return [*self.moved(self._sql.UPDATE, moved), *self.rows(self._sql.INSERT, made)]
+        return [
+            *self.moved(self._sql.UPDATE, moved),
+            *self.rows(self._sql.INSERT, [run_row(run) for run in made]),
+            *self.usual.begun(begun),
+        ]
 
     def _lease_steps(self) -> list[Step]:
         made, moved = [], []
+        granted: list[Granted] = []
         for name, left_by in self._freed.items():
             run = self._runs[left_by]
             # Who was taken for dead may have shown since that it lives, by the lease alone.
@@ -426,6 +417,9 @@ class Draft:
         for name in sorted(self._leases_changed):
             lease, before = self._leases[name], self._leases_read.get(name)
             assert lease is not None, "what has changed is there"
+            if self.usual.is_granted(name, lease):
+                granted.append((name, lease, before))
+                continue
             row = lease_row(name, lease, now=self.now)
             row["key"] = self._lease_sql.key_of(self._namespace, name)
             if before is None:
@@ -439,6 +433,7 @@ class Draft:
             *self.rows(self._lease_sql.DROP, self._dropped),
             *self.rows(self._lease_sql.UPDATE, moved, **self.bearings.terms),
             *self.rows(self._lease_sql.INSERT, made, **self.bearings.terms),
+            *self.usual.granted(granted, now=self.now, terms=self.bearings.terms),
             *self.rows(self._lease_sql.TELL_BREAKS, self._broken),
         ]
 
@@ -450,28 +445,15 @@ class Draft:
                 continue
             if before is None:
                 made.append(job._asdict())
-            elif self.dialect.pass_all is not None and has_only_passed(job, before[0]):
+            elif self.usual.has_passed(job, before[0]):
                 passed.append((job, before[1]))
             else:
                 moved.append((job._asdict(), before[1]))
         return [
-            *self._passing(passed),
+            *self.usual.passed(passed),
             *self.moved(self._sql.UPDATE_JOBS, moved),
             *self.rows(self._sql.INSERT_JOBS, made),
         ]
-
-    def _passing(self, passed: list[tuple[JobRecord, Any]]) -> list[Step]:
-        """Return what lets jobs pass a slot of which nothing else has changed."""
-        if not passed:
-            return []
-        values = {
-            "marks": [job.watermark for job, _ in passed],
-            "due": [job.next_due for job, _ in passed],
-            "owed": [job.owed for job, _ in passed],
-            "versions": [version for _, version in passed],
-            "count": len(passed),
-        }
-        return [(self.dialect.pass_all, values)]
 
     def _told_steps(self) -> list[Step]:
         counts = [

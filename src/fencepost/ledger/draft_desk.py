@@ -12,7 +12,6 @@ from fencepost.ledger.draft_lanes import LaneShelf
 from fencepost.ledger.draft_values import span_of, span_row
 from fencepost.ledger.planning import PAGE, SpanRecord
 from fencepost.model.claim import Claimed, Verdict, leases_of
-from fencepost.model.claimed import begun_record
 from fencepost.model.definition import JobRecord
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past
@@ -73,13 +72,13 @@ class DraftDesk(LaneShelf):
         """Read all that a tick will ask for, as far as that can be known: two round trips."""
         draft, since, space = self._draft, ask.since, {"namespace": self._namespace}
         freed = sorted({end.attempt.key.job for end in ask.ended})
-        usual, others = draft.ends_apart(ask.ended)
+        usual, others = draft.usual.ends_apart(ask.ended)
         keys = [end.attempt.key for end in others]
         whole = [*freed, *([ask.only] if ask.only else [])]
         place = since.run if since and since.run else (_LONG_AGO, _FIRST_RUN)
         steps: list[Step] = [(self._sql.SHARE_OFFICE, space)]
         if usual:
-            steps.append(draft.end_all(usual))
+            steps.append(draft.usual.end_all(usual))
         if keys:
             steps.append(draft.runs_by(dict.fromkeys(keys), alone=True))
         steps.append((self._sql.SET_NOW, {}))
@@ -94,6 +93,9 @@ class DraftDesk(LaneShelf):
             steps += watch.lost(self._sql, {**space, "only": ask.only})
         answers = draft.ask(steps)
         self.now = draft.now = answers[first - 1][0][0]
+        if usual:
+            draft.took_ends(usual, answers.pop(1))
+            first -= 1
         for rows in answers[1 : first - 1]:
             draft.took_runs(rows)
         draft.took_runs((), keys=keys)
@@ -358,8 +360,7 @@ class DraftDesk(LaneShelf):
             return None
         if want.lock in self._busy or not draft.is_free(want.key, want.lock):
             return None
-        grant = draft.give(want.lock, want.holder, want.policy.lease)
-        run = draft.put(begun_record(want, token=grant.token, now=draft.now))
+        run, grant = draft.begin_run(want)
         draft.put_job(job._replace(watermark=due.watermark, next_due=due.next_due, owed=due.owed))
         return Claimed(Verdict.GO, run, grant)
 

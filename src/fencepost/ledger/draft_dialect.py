@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from fencepost.ledger.draft_usual import Words
+
     # A statement, as the door of its server understands it, and the values that it takes by name.
     Step = tuple[Any, Mapping[str, Any]]
 
@@ -29,10 +31,9 @@ class Dialect(NamedTuple):
     longest: int
     # How rows are given to a statement.
     packed: Callable[[list[dict[str, Any]]], object]
-    # What ends many attempts for good, and what lets many jobs pass a slot: where a server has
-    # no short way to say so, they are read and written as whole rows.
-    end_all: Any = None
-    pass_all: Any = None
+    # What says the usual by the column: where a server has no words for it, whole rows are read
+    # and written.
+    usual: Words | None = None
 
 
 class Answer(Protocol):

@@ -10,7 +10,7 @@ from fencepost.ledger import registering
 from fencepost.ledger.draft_desk import DraftDesk
 from fencepost.ledger.draft_roll import DraftOffice
 from fencepost.ledger.draft_values import event_of, instance_of, job_of, lane_of, run_of, span_of
-from fencepost.ledger.planning import PAGE, Note, Slots, Ticked
+from fencepost.ledger.planning import PAGE, Begun, Note, Slots, Ticked
 from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
 from fencepost.ledger.ticking import tick
 from fencepost.model.slot import RunKey
@@ -185,7 +185,7 @@ class DraftPlanner:
             return tick(desk, ask)
 
         def then(ticked: Ticked, bearings: Bearings) -> Ticked:
-            begun = [one._replace(claimed=bearings.leaning(one.claimed)) for one in ticked.begun]
+            begun = [Begun(bearings.leaning(one.claimed), *one[1:]) for one in ticked.begun]
             return ticked._replace(begun=begun, soon=watch.soon())
 
         ticked = self._ledger.drafted(inside, then=then)

@@ -50,6 +50,7 @@ LEASE_FIELDS = (
 # What ends so much later than its ttl from now was granted before the clock was set back.
 SAME_TIME_US = 1_000_000
 
+_STORED, _WHOLE_JOB = JobRecord._fields.index("stored"), len(JobRecord._fields)
 _STATES = {state.value: state for state in State}
 
 
@@ -118,8 +119,8 @@ def run_row(run: RunRecord) -> dict[str, Any]:
 
 def job_of(columns: Sequence[Any]) -> JobRecord:
     """Return the job in a row."""
-    job = JobRecord(*columns[: len(JobRecord._fields)])
-    return job._replace(stored=bool(job.stored))
+    fields: tuple[Any, ...] = (*columns[:_STORED], bool(columns[_STORED]), *columns[_STORED + 1 :])
+    return JobRecord(*fields[:_WHOLE_JOB])
 
 
 def item_of(columns: Sequence[Any]) -> ItemRecord:

@@ -13,7 +13,8 @@ from fencepost.ledger.api import NOTHING, LedgerAbilities
 from fencepost.ledger.draft_dialect import Dialect
 from fencepost.ledger.draft_ledger import DraftLedger
 from fencepost.ledger.draft_testimony import Testimony
-from fencepost.ledger.draft_values import packed, run_of
+from fencepost.ledger.draft_usual import Words, ended
+from fencepost.ledger.draft_values import packed
 from fencepost.ledger.postgres_bearings import PostgresBearings, PostgresWatch
 from fencepost.ledger.postgres_schema import PART, STEPS
 from fencepost.model.claim import Claimed, Verdict
@@ -46,8 +47,9 @@ DIALECT = Dialect(
     plans_sql,
     longest=1200,
     packed=packed,
-    end_all=usual.END_ALL,
-    pass_all=usual.PASS_ALL,
+    usual=Words(
+        usual.END_ALL, usual.PASS_ALL, usual.BEGIN_ALL, usual.GRANT_FIRST, usual.GRANT_AGAIN
+    ),
 )
 
 # How many runs are kept in mind that were asked for: who asks again finds something unusual.
@@ -147,11 +149,11 @@ class PostgresLedger(DraftLedger):
         return bearings.leaning(Claimed(Verdict.GO, run, Grant(token, want.policy.lease)))
 
     def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
-        if settled.state.terminal and report == NOTHING:
+        if settled.state.terminal and report == NOTHING and attempt.run is not None:
             end = usual.end_of(attempt, settled, namespace=self.namespace)
             rows = self.changed(usual.FINISH_FOR_GOOD, end)
             if rows:
-                run = run_of(rows[0])
+                run = ended(attempt, settled, *rows[0])
                 self.testify(run, ended=True)
                 return run
         return super()._finish(attempt, settled, report)

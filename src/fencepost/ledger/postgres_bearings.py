@@ -11,7 +11,8 @@ import json
 
 from fencepost.ledger.draft_bearings import Bearings, Watch
 from fencepost.ledger.draft_values import LEASE_FIELDS
-from fencepost.model.claim import Verdict
+from fencepost.model.claim import Claimed, Verdict
+from fencepost.model.lease import Grant
 from fencepost.stores.postgres_rows import lease_key, us
 from fencepost.world.postgres_lean import RunLean
 from fencepost.world.postgres_pulse import GRACE
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.draft_values import DraftLease
-    from fencepost.model.claim import Claimed
     from fencepost.stores.postgres import PostgresStore
 
 # Longer than what ends so soon by itself that it need not lean on a pulse.
@@ -81,7 +81,10 @@ class PostgresBearings(Bearings):
             grace=us(self._grace) / 1e6,
             sent=self._asked,
         )
-        return claimed._replace(grant=grant._replace(lean=vouching.lean(lean)))
+        vouching.lean(lean)
+        # Made anew, for less than it costs to replace: there may be many.
+        granted = Grant(grant.token, grant.ttl, grant.adopted, lean)
+        return Claimed(claimed.verdict, run, granted, *claimed[3:])
 
 
 class PostgresWatch(Watch):

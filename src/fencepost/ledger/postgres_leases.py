@@ -58,9 +58,20 @@ WITH {OUR_OWN}, made AS (
 SELECT fencepost_insist((SELECT count(*) FROM made) = :count), ours FROM ours""")
 
 # A lease becomes what was decided, unless somebody was granted it, or renewed it, since it was
-# read. Unless a session vouches for it, it ends when its run does, or at its time.
+# read. Unless a session vouches for it, it ends when its run does, or at its time. Each is looked
+# up by itself: joined by their keys, all leases there are would be read.
 UPDATE = said(f"""
-WITH {OUR_OWN}, changed AS (
+WITH {OUR_OWN}, new AS MATERIALIZED (
+    SELECT new.*, lease.place
+      FROM {_NEW}
+     CROSS JOIN LATERAL (
+           SELECT lease.ctid AS place, lease.token, lease.beat
+             FROM fencepost_lease AS lease
+            WHERE lease.key = new.key
+           OFFSET 0
+              FOR NO KEY UPDATE) AS lease
+     WHERE lease.token = new.seen_token AND lease.beat = new.seen_beat),
+changed AS (
     UPDATE fencepost_lease AS lease
        SET token = new.token, nonce = new.nonce, held = new.held, expires_us = new.expires_us,
            ttl_us = new.ttl_us, beat = lease.beat + 1, since_us = new.since_us, host = new.host,
@@ -70,8 +81,8 @@ WITH {OUR_OWN}, changed AS (
            grace_us = CASE WHEN lease.nonce = new.nonce
                            THEN greatest(lease.grace_us, :grace_us::bigint)
                            ELSE :grace_us::bigint END
-      FROM {_NEW}, ours
-     WHERE lease.key = new.key AND lease.token = new.seen_token AND lease.beat = new.seen_beat
+      FROM new, ours
+     WHERE lease.ctid = new.place
     RETURNING 1)
 SELECT fencepost_insist((SELECT count(*) FROM changed) = :count), ours FROM ours""")
 

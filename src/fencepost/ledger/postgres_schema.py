@@ -156,39 +156,51 @@ CREATE TABLE IF NOT EXISTS fencepost_count (
     PRIMARY KEY (namespace, job, slot, manual, rerun, name, source)
 )"""
 
-_CREATE_REFUSED = f"""
-CREATE OR REPLACE FUNCTION fencepost_run_refused() RETURNS TRIGGER
-LANGUAGE plpgsql AS $$
-DECLARE
-    sentence TEXT;
-BEGIN
-    IF TG_OP = 'INSERT' THEN
-        sentence := 'a run cannot begin as ' || NEW.state;
-    ELSIF NEW.token < OLD.token THEN
-        sentence := 'the token of a run never falls';
-    ELSIF NEW.state = OLD.state THEN
-        sentence := 'a run that is ' || OLD.state || ' never changes again';
-    ELSE
-        sentence := 'a run that is ' || OLD.state || ' cannot become ' || NEW.state;
-    END IF;
-    RAISE EXCEPTION '%', sentence USING ERRCODE = '{REFUSED}';
-END $$"""
-
-_ALLOWED = "\n        OR ".join(
-    f"(OLD.state = '{before.value}' AND {one_of('NEW.state', follows)})"
-    for before, follows in TABLE.items()
+# From each state, what may come next. Nearly every change begins with a run that runs.
+_FOLLOWS = "\n        ".join(
+    f"WHEN '{before.value}' THEN {one_of('NEW.state', TABLE[before])}"
+    for before in sorted(TABLE, key=lambda state: state is not State.RUNNING)
 )
 
-# Conditions of the triggers, so that a run which obeys calls no function.
-_FIRST_TRIGGER = f"""
-CREATE OR REPLACE TRIGGER fencepost_run_first BEFORE INSERT ON fencepost_run
-   FOR EACH ROW WHEN (NOT {one_of("NEW.state", FIRST)})
-EXECUTE FUNCTION fencepost_run_refused()"""
+# What is against THE TABLE is refused. A run that no longer runs holds no lease: whatever ends it
+# frees what it held, in the same commit. The run's row is locked by then, so it comes first.
+#
+# A function, though a trigger can have conditions of its own: those are read from their text again
+# for each statement, which took longer than all the rest of it.
+_CREATE_OBEYS = f"""
+CREATE OR REPLACE FUNCTION fencepost_run_obeys() RETURNS TRIGGER
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        IF {one_of("NEW.state", FIRST)} THEN
+            RETURN NEW;
+        END IF;
+        RAISE EXCEPTION 'a run cannot begin as %', NEW.state USING ERRCODE = '{REFUSED}';
+    END IF;
+    IF NEW.token < OLD.token THEN
+        RAISE EXCEPTION 'the token of a run never falls' USING ERRCODE = '{REFUSED}';
+    END IF;
+    IF NOT (CASE OLD.state
+        {_FOLLOWS}
+        ELSE FALSE END) THEN
+        IF NEW.state = OLD.state THEN
+            RAISE EXCEPTION 'a run that is % never changes again', OLD.state
+                  USING ERRCODE = '{REFUSED}';
+        END IF;
+        RAISE EXCEPTION 'a run that is % cannot become %', OLD.state, NEW.state
+              USING ERRCODE = '{REFUSED}';
+    END IF;
+    IF OLD.state = 'running' AND NEW.state <> 'running' THEN
+        UPDATE fencepost_lease
+           SET held = FALSE, ended = 'it was released', pulse = 0
+         WHERE key = {lease_key("OLD.namespace", "OLD.lease")} AND nonce = OLD.nonce AND held;
+    END IF;
+    RETURN NEW;
+END $$"""
 
-_NEXT_TRIGGER = f"""
-CREATE OR REPLACE TRIGGER fencepost_run_next BEFORE UPDATE ON fencepost_run
-   FOR EACH ROW WHEN (NEW.token < OLD.token OR NOT ({_ALLOWED}))
-EXECUTE FUNCTION fencepost_run_refused()"""
+_OBEYS_TRIGGER = """
+CREATE OR REPLACE TRIGGER fencepost_run_obeys BEFORE INSERT OR UPDATE ON fencepost_run
+   FOR EACH ROW EXECUTE FUNCTION fencepost_run_obeys()"""
 
 _CREATE_KEPT = f"""
 CREATE OR REPLACE FUNCTION fencepost_event_refused() RETURNS TRIGGER
@@ -201,22 +213,6 @@ _KEPT_TRIGGER = """
 CREATE OR REPLACE TRIGGER fencepost_event_kept BEFORE UPDATE ON fencepost_event
    FOR EACH ROW EXECUTE FUNCTION fencepost_event_refused()"""
 
-# A run that no longer runs holds no lease: whatever ends it frees what it held, in the same commit.
-_CREATE_LEFT = f"""
-CREATE OR REPLACE FUNCTION fencepost_run_left() RETURNS TRIGGER
-LANGUAGE plpgsql AS $$
-BEGIN
-    UPDATE fencepost_lease
-       SET held = FALSE, ended = 'it was released', pulse = 0
-     WHERE key = {lease_key("OLD.namespace", "OLD.lease")} AND nonce = OLD.nonce AND held;
-    RETURN NULL;
-END $$"""
-
-_LEFT_TRIGGER = """
-CREATE OR REPLACE TRIGGER fencepost_run_left AFTER UPDATE OF state ON fencepost_run
-   FOR EACH ROW WHEN (OLD.state = 'running' AND NEW.state <> 'running')
-EXECUTE FUNCTION fencepost_run_left()"""
-
 # Each is applied once, in order; what was released is never edited.
 _MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -224,11 +220,8 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _CREATE_RUN,
         _CREATE_LIVE,
         _CREATE_OF_JOB,
-        _CREATE_REFUSED,
-        _FIRST_TRIGGER,
-        _NEXT_TRIGGER,
-        _CREATE_LEFT,
-        _LEFT_TRIGGER,
+        _CREATE_OBEYS,
+        _OBEYS_TRIGGER,
         _CREATE_ITEM,
         _CREATE_ITEM_SHELF,
         _CREATE_EVENT,

@@ -6,11 +6,12 @@ so is left alone by these statements, which then return no row: it is decided on
 
 from __future__ import annotations
 
+from fencepost.ledger.draft_usual import CHANGEABLE, storable_end
 from fencepost.ledger.draft_values import storable
 from fencepost.ledger.postgres_leases import OUR_OWN
 from fencepost.ledger.postgres_life import AS_SEEN
-from fencepost.ledger.postgres_rows import COLUMNS, LISTED, OURS, THIS_RUN
-from fencepost.ledger.postgres_said import NOW, at_place, said, version
+from fencepost.ledger.postgres_rows import OURS
+from fencepost.ledger.postgres_said import NOW, at_place, lease_key as lease_key_of, said
 from fencepost.ledger.postgres_schema import LIVE
 from fencepost.model.policy import Overlap
 from fencepost.stores.postgres_rows import SERVER, lease_key
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from fencepost.model.claim import Want
     from fencepost.model.ending import Settled
 
+# What is said of a run that begins.
+_BEGUN_COLUMNS = """
+            namespace, job, slot, manual, rerun, state, lock, lease, token, nonce, host, pid,
+            version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
+            beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves, epoch"""
+
 # There is no such run yet, no live run of its lock, the job may run, and the lock's lease is free,
 # or was never granted: ``decide`` would say GO to just that. And nothing makes it an older copy of
 # the ledger. Whoever asks has the turn of the lock, from an earlier statement: so what is seen here
@@ -30,11 +37,11 @@ if TYPE_CHECKING:
 # undone, and asked again.
 CLAIM_FREE = said(f"""
 WITH {OUR_OWN}, free AS MATERIALIZED (
-    SELECT now, now_us, seen, greatest(now_us, seen + 1) AS token
-      FROM (SELECT now, (now * 1000000)::bigint AS now_us,
-                   (SELECT token FROM fencepost_lease WHERE key = :key) AS seen
-              FROM (SELECT {NOW} AS now) AS clock) AS asked
-     WHERE NOT EXISTS (SELECT 1 FROM fencepost_run WHERE {THIS_RUN})
+    SELECT now, (now * 1000000)::bigint AS now_us, lease.token AS seen,
+           greatest((now * 1000000)::bigint, lease.token + 1) AS token
+      FROM (SELECT {NOW} AS now OFFSET 0) AS clock
+      LEFT JOIN fencepost_lease AS lease ON lease.key = :key
+     WHERE (lease.held OR lease.nonce = :nonce) IS NOT TRUE
        AND NOT EXISTS (
            SELECT 1 FROM fencepost_run
             WHERE namespace = :namespace AND lock = :lock AND {LIVE}
@@ -43,17 +50,12 @@ WITH {OUR_OWN}, free AS MATERIALIZED (
            SELECT 1 FROM fencepost_job
             WHERE namespace = :namespace AND job = :job
               AND (quarantined <> '' OR paused <> '' OR retired <> '' OR pruned >= :slot))
-       AND NOT EXISTS (
-           SELECT 1 FROM fencepost_lease WHERE key = :key AND (held OR nonce = :nonce))
        AND EXISTS ({AS_SEEN})),
 made AS (
-    INSERT INTO fencepost_run
-           (namespace, job, slot, manual, rerun, state, lock, lease, token, nonce, host, pid,
-            version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
-            beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves, epoch)
-    SELECT :namespace, :job, :slot, :manual, :rerun, 'running', :lock, :lock, token, :nonce,
-           :host, :pid::bigint, :version, '', '', :origin, now, now, 0.0, 0.0, now, 0.0,
-           1, 0, 0, 0, 0, FALSE, 0, :epoch::bigint
+    INSERT INTO fencepost_run ({_BEGUN_COLUMNS})
+    SELECT :namespace, :job, :slot::bigint, :manual::bigint, :rerun::bigint, 'running', :lock,
+           :lock, token, :nonce, :host, :pid::bigint, :version, '', '', :origin,
+           now, now, 0.0, 0.0, now, 0.0, 1, 0, 0, 0, 0, FALSE, 0, :epoch::bigint
       FROM free
         ON CONFLICT DO NOTHING
     RETURNING 1),
@@ -74,8 +76,11 @@ leased AS (
            grace_us = excluded.grace_us
      WHERE NOT lease.held AND lease.token = (SELECT seen FROM free)
     RETURNING 1)
-SELECT token, now, fencepost_insist(EXISTS (SELECT 1 FROM leased)), ours
+SELECT token, now, EXISTS (SELECT 1 FROM leased) OR fencepost_insist(FALSE), ours
   FROM free, made, ours""")
+
+# What may have changed of a run since it was claimed, by its own attempt or by who cancels it.
+_CHANGED = ", ".join(CHANGEABLE)
 
 # The end for good of an attempt that has nothing else to report; a trigger releases the lease.
 FINISH_FOR_GOOD = said(f"""
@@ -84,18 +89,19 @@ UPDATE fencepost_run
        result = :result, error = :error
   FROM (SELECT {NOW} AS now) AS clock
  WHERE {OURS}
-RETURNING {COLUMNS}""")
+RETURNING now, {_CHANGED}""")
 
-# The same for many, each if its attempt still has the run: those that were ended are returned. One
-# look for each, in the order of their keys.
+# The same for many, each if its attempt still has the run: those that were ended are returned, by
+# their numbers. One look for each, in the order of their keys.
 END_ALL = said(f"""
 WITH found AS MATERIALIZED (
     SELECT asked.*, run.place
       FROM (SELECT * FROM unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[],
                                  :reruns::bigint[], :tokens::bigint[], :nonces::text[],
                                  :states::text[], :reasons::text[], :results::text[],
-                                 :errors::text[])
-                AS told (job, slot, manual, rerun, token, nonce, state, reason, result, error)
+                                 :errors::text[]) WITH ORDINALITY
+                AS told (job, slot, manual, rerun, token, nonce, state, reason, result, error,
+                         number)
              ORDER BY job COLLATE "C", slot, manual, rerun) AS asked
      CROSS JOIN LATERAL (
            SELECT run.ctid AS place, run.state, run.token, run.nonce
@@ -110,7 +116,62 @@ UPDATE fencepost_run AS run
        beat_at = now, result = found.result, error = found.error
   FROM found, (SELECT {NOW} AS now) AS clock
  WHERE run.ctid = found.place
-RETURNING {LISTED}, {version("run")}""")
+RETURNING found.number, now, {", ".join(f"run.{name}" for name in CHANGEABLE)}""")
+
+# Runs that begin, of one process.
+BEGIN_ALL = said(f"""
+WITH made AS (
+    INSERT INTO fencepost_run ({_BEGUN_COLUMNS})
+    SELECT :namespace, job, slot, manual, rerun, 'running', lock, lock, token, nonce,
+           :host, :pid::bigint, :version, '', '', origin, at, at, 0.0, 0.0, at, 0.0,
+           1, 0, 0, 0, 0, FALSE, 0, epoch
+      FROM unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[],
+                  :locks::text[], :tokens::bigint[], :nonces::text[], :origins::text[],
+                  :times::double precision[], :epochs::bigint[])
+        AS new (job, slot, manual, rerun, lock, token, nonce, origin, at, epoch)
+        ON CONFLICT DO NOTHING
+    RETURNING 1)
+SELECT fencepost_insist(count(*) = :count) FROM made""")
+
+_GRANTED = """unnest(:names::text[], :tokens::bigint[], :nonces::text[], :ttls::bigint[],
+                  :sinces::bigint[], :seen_tokens::bigint[], :seen_beats::bigint[])
+        AS new (name, token, nonce, ttl_us, since_us, seen_token, seen_beat)"""
+_KEY = lease_key_of(":namespace", "new.name")
+
+# Their leases: those that nobody ever had, and those that are as they were seen.
+GRANT_FIRST = said(f"""
+WITH {OUR_OWN}, made AS (
+    INSERT INTO fencepost_lease
+           (key, namespace, name, token, nonce, held, expires_us, ttl_us, since_us, host, pid,
+            version, pulse, pulse_nonce, server_us, grace_us)
+    SELECT {_KEY}, :namespace, name, token, nonce, TRUE, :now_us::bigint + ttl_us, ttl_us,
+           since_us, :host, :pid::bigint, :version, ours, nonce, {SERVER}, :grace_us::bigint
+      FROM {_GRANTED}, ours
+        ON CONFLICT DO NOTHING
+    RETURNING 1)
+SELECT fencepost_insist((SELECT count(*) FROM made) = :count), ours FROM ours""")
+GRANT_AGAIN = said(f"""
+WITH {OUR_OWN}, new AS MATERIALIZED (
+    SELECT new.*, lease.place
+      FROM {_GRANTED}
+     CROSS JOIN LATERAL (
+           SELECT lease.ctid AS place, lease.token, lease.beat
+             FROM fencepost_lease AS lease
+            WHERE lease.key = {_KEY}
+           OFFSET 0
+              FOR NO KEY UPDATE) AS lease
+     WHERE lease.token = new.seen_token AND lease.beat = new.seen_beat),
+changed AS (
+    UPDATE fencepost_lease AS lease
+       SET token = new.token, nonce = new.nonce, held = TRUE,
+           expires_us = :now_us::bigint + new.ttl_us, ttl_us = new.ttl_us, beat = lease.beat + 1,
+           since_us = new.since_us, host = :host, pid = :pid::bigint, version = :version,
+           ended = '', pulse = ours, pulse_nonce = new.nonce, server_us = {SERVER},
+           grace_us = :grace_us::bigint
+      FROM new, ours
+     WHERE lease.ctid = new.place
+    RETURNING 1)
+SELECT fencepost_insist((SELECT count(*) FROM changed) = :count), ours FROM ours""")
 
 # Jobs pass a slot, each unless it is no longer what it was.
 PASS_ALL = said(f"""
@@ -152,13 +213,14 @@ def claim_of(want: Want, *, namespace: str) -> dict[str, Any]:
 
 def end_of(attempt: Attempt, settled: Settled, *, namespace: str) -> dict[str, Any]:
     """Return what ``FINISH_FOR_GOOD`` wants to know."""
+    settled = storable_end(settled)
     return {
         "namespace": namespace,
         **attempt.key._asdict(),
         "token": attempt.token,
         "nonce": attempt.nonce,
         "state": settled.state.value,
-        "reason": storable(settled.reason),
+        "reason": settled.reason,
         "result": settled.result,
-        "error": None if settled.error is None else storable(settled.error),
+        "error": settled.error,
     }

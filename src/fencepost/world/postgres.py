@@ -48,7 +48,7 @@ __all__ = [
 PATIENCE = 5.0
 _MOST_SESSIONS = 8
 _MOST_CONFLICTS = 10
-OLDEST = 120_000
+OLDEST = 140_000
 
 _BEGIN = Statement("BEGIN", prepared=False)
 _COMMIT = Statement("COMMIT", prepared=False)

@@ -27,6 +27,8 @@ _NEVER = float("inf")
 class RunLean:
     """What the lease of one run leans on, as the process knows it that has the run."""
 
+    __slots__ = ("_vouching", "grace", "lease", "nonce", "on", "proven", "token")
+
     def __init__(
         self,
         vouching: Vouching,

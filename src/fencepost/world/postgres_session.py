@@ -402,7 +402,7 @@ def _encode(value: object) -> bytes | None:  # noqa: PLR0911 -- one line for eac
 def _encoded_list(values: Sequence[Any]) -> bytes:
     """Return an array. Most are lists of names or of numbers, and can be long: made as one text."""
     kinds = set(map(type, values))
-    if kinds == {int}:
+    if kinds in ({int}, {float}):
         return f"{{{','.join(map(str, values))}}}".encode()
     if kinds == {str}:
         text = '","'.join(values)

@@ -56,10 +56,9 @@ class SimulatedCrew:
         self._ends: list[Told] = []
         self._news = world.signal()
 
-    @property
-    def room(self) -> int:
-        """How many more attempts may begin."""
-        return self._size - self._under_way
+    def room(self, ending: int) -> int:
+        """Say how many more attempts may begin, once so many have ended."""
+        return self._size - self._under_way + ending
 
     free = room
 
