@@ -10,7 +10,7 @@ import pymysql
 import pytest
 from ledgerlab import claimed
 
-from fencepost.errors import Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import mariadb_joined
 from fencepost.ledger.api import NOTHING
 from fencepost.model.item import Found
@@ -166,6 +166,87 @@ def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.Monkey
             joined.commit(None, NOTHING)
         proxy.mode = "pass"
         finish(ledger.close())
+
+
+def test_a_commit_whose_name_others_have_driven_out_is_unknown_and_not_undone(
+    ledger: DraftLedger,
+) -> None:
+    """A run remembers the newest few: threads of one run may commit many more meanwhile."""
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        for before, others, error in (
+            (0, 8, OutcomeUnknown),  # nothing was on record when it began
+            (0, 8, OutcomeUnknown),
+            (3, 6, None),
+        ):
+            for _ in range(before):
+                begun(ledger, attempt).commit(None, NOTHING)
+            joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+            asking = threading.Thread(target=lambda: told.append(_outcome(joined)))  # noqa: B023
+            swallowed, proxy.mode = proxy.swallowed, "hole_down"
+            asking.start()
+            until(lambda: proxy.swallowed > swallowed)  # noqa: B023 -- it was committed
+            for _ in range(others):
+                begun(ledger, attempt).commit(None, NOTHING)
+            proxy.mode = "pass"
+            proxy.reset()
+            asking.join()
+            assert told == [error]
+        finish(unheard.close())
+
+
+def test_to_find_out_is_tried_again_if_that_answer_is_lost_too(ledger: DraftLedger) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        finish(unheard.jobs())  # there is a connection to ask on
+        joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+        (number,) = joined.execute("SELECT CONNECTION_ID()", ()).fetchone()
+        asking = threading.Thread(target=lambda: told.append(_outcome(joined)))
+        proxy.mode = "hole_down"
+        asking.start()
+        until(lambda: proxy.swallowed)  # it was committed
+        swallowed = proxy.swallowed
+        HOME.run(f"KILL {number}", DATABASE)
+        until(lambda: proxy.swallowed > swallowed)  # and so was the answer to what became of it
+        proxy.mode = "pass"
+        proxy.reset()
+        asking.join()
+        finish(unheard.close())
+    assert told == [None]
+
+
+def _outcome(joined: Joined) -> type[BaseException] | None:
+    try:
+        joined.commit(None, NOTHING)
+    except FencepostError as error:
+        return type(error)
+    return None
+
+
+def test_what_was_not_committed_is_known_though_others_have_committed_meanwhile(
+    ledger: DraftLedger,
+) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        for others in (6, 6):  # the second time more are on record than there is room for
+            joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+            asking = threading.Thread(target=lambda: told.append(_outcome(joined)))  # noqa: B023
+            swallowed, proxy.mode = proxy.swallowed, "hole_up"
+            asking.start()
+            until(lambda: proxy.swallowed > swallowed)  # noqa: B023 -- the server never saw it
+            for _ in range(others):
+                begun(ledger, attempt).commit(None, NOTHING)
+            proxy.mode = "pass"
+            proxy.reset()
+            asking.join()
+            assert told == [StoreUnavailable]
+        finish(unheard.close())
 
 
 def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLedger) -> None:
