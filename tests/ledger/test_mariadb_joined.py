@@ -154,6 +154,19 @@ def test_what_user_code_leaves_unread_or_changes_is_no_trouble(ledger: DraftLedg
     joined.roll_back()
 
 
+def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
+    ledger: DraftLedger,
+) -> None:
+    """There even a plain SELECT locks what it reads, and each transaction looks at its run."""
+    attempt = claimed(ledger, KEY, "a")
+    joined = begun(ledger, attempt)
+    joined.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", ())
+    joined.commit(None, NOTHING)
+    joined = begun(ledger, attempt)
+    assert not finish(ledger.beat(attempt, ttl=30.0))
+    joined.commit(None, NOTHING)
+
+
 def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     url = HOME.database(DATABASE)
     with Proxy(HOME.server.port) as proxy:

@@ -15,9 +15,13 @@ SEALED_WITHIN = 4
 
 # Two of them only MariaDB knows. Locks of user code are waited for as the server has it, but not
 # for less time than it takes until whoever was stopped inside of a transaction has lost them.
-LIMITS = said("""
+# What the last one may have changed on this session is as it was: under SERIALIZABLE a look locks.
+LIMITS = said(
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    """
 SET SESSION innodb_lock_wait_timeout = GREATEST(@@GLOBAL.innodb_lock_wait_timeout, :patient)
-    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */""")
+    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */""",
+)
 HURRY = said(f"""
 SET SESSION innodb_lock_wait_timeout = {SEALED_WITHIN} /*M!100300 , max_statement_time = 0 */""")
 

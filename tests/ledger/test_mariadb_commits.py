@@ -1,4 +1,4 @@
-"""What is too much for one packet of MariaDB's protocol goes in several, and is one commit still."""
+"""A commit on MariaDB is one, however large it is, and whatever the server is set to."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 from ledgerlab import claimed
 from test_postgres_ledger import _want
 
-from fencepost.errors import OutcomeUnknown, StoreUnfit
+from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnfit
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.planning import Ask, End
 from fencepost.model.ending import Settled
+from fencepost.model.lease import Holder
 from fencepost.model.run import State
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 from fencepost.world.mariadb_batch import said
 from marialab import QuickMariaDB, fresh_namespace, opened_mariadb
 from proxy import Proxy
-from servers import shared
+from servers import MariaDB, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +84,22 @@ def test_packets_are_one_transaction_of_which_only_the_last_can_be_in_doubt() ->
             door.transaction(lambda one: one.batch(small, last=True))
         assert kept() == [3, 4]
         finish(ledger.close())
+
+
+class Chained(MariaDB):
+    """A server whose transactions each begin another one with their commit."""
+
+    settings = ("--completion-type=CHAIN",)
+
+
+def test_every_commit_is_the_end_whatever_the_server_has_as_completion_type() -> None:
+    with Chained.own() as server:
+        url = server.database("chained")
+        ours, others = opened_mariadb(url), opened_mariadb(url)
+        claimed(ours, RunKey("job", 1000), "a")
+        # On the same connection: a lease that was granted is everybody's business.
+        finish(ours.leases.acquire("x", holder=Holder("b", "here", 1), ttl=30.0))
+        with pytest.raises(LeaseHeld):
+            finish(others.leases.acquire("x", holder=Holder("c", "here", 1), ttl=30.0))
+        finish(ours.close())
+        finish(others.close())
