@@ -13,6 +13,7 @@ from ledgerlab import claimed
 from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import mariadb_joined
 from fencepost.ledger.api import NOTHING
+from fencepost.ledger.mariadb_joined import MariaJoined
 from fencepost.model.item import Found
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
@@ -273,4 +274,20 @@ def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLe
     joined = begun(ledger, attempt)
     joined.connection.close()
     with pytest.raises(StoreUnavailable, match="nothing was committed"):
+        joined.commit(None, NOTHING)
+
+
+def test_one_that_the_server_began_on_a_session_that_was_cut_is_no_obstacle(
+    ledger: DraftLedger,
+) -> None:
+    """Its name is taken for as long as the server has not noticed that nobody is there."""
+    attempt = claimed(ledger, KEY, "a")
+    begun(ledger, attempt).commit(None, NOTHING)
+    joined = ledger.join(attempt)
+    assert isinstance(joined, MariaJoined)
+    with HOME.connected(HOME.database(DATABASE)) as forgotten:
+        forgotten.cursor().execute(f"XA START '{joined._xid}'")
+        (kept,) = HOME.spare(ledger)
+        HOME.run(f"KILL {kept.thread_id()}", DATABASE)
+        joined.begin(idle=10.0, longest=0.0)
         joined.commit(None, NOTHING)

@@ -130,6 +130,7 @@ class MariaJoined(Joined):
             return self._begun_on(kept, guard, limits)
         except StoreUnavailable:  # it may have been cut while nobody looked at it
             self.roll_back()
+            self._xid = self._drafts.nonce()  # the server may still think that somebody is there
             return self._begun_on(self._server.lend(fresh=True), guard, limits)
 
     def _begun_on(self, connection: Connection, guard: Step, limits: dict[str, Any]) -> Rows:
