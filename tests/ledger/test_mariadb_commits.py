@@ -60,10 +60,12 @@ def test_a_tick_ends_more_than_fits_into_one_packet(ledger: MariaLedger) -> None
 def test_packets_are_one_transaction_of_which_only_the_last_can_be_in_doubt() -> None:
     server = shared(QuickMariaDB)
     url = server.database("packets")
-    server.run("CREATE OR REPLACE TABLE kept (n INT PRIMARY KEY, text LONGTEXT)", database="packets")
+    server.run(
+        "CREATE OR REPLACE TABLE kept (n INT PRIMARY KEY, text LONGTEXT)", database="packets"
+    )
     put = said("INSERT INTO kept VALUES (:n, :text)")
     steps = [(put, {"n": n, "text": LARGE}) for n in range(3)]
-    wrong = (said("UPDATE kept SET m = 1"), {})
+    wrong = (said("UPDATE kept SET m = :m"), {"m": 1})
 
     def kept() -> list[object]:
         return [n for (n,) in server.run("SELECT n FROM kept ORDER BY n", database="packets")]

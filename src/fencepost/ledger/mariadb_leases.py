@@ -65,7 +65,7 @@ UPDATE fencepost_lease
 
 TELL_BREAKS = said(inserted("fencepost_break", BREAK, more={"at_us": NOW_US}))
 
-# Leases of those who have ended with them, or vanished; not of who has renewed it since it was read.
+# Leases of those who have ended with them, or vanished; not of who has renewed it meanwhile.
 DROP = said(
     moved("""
 DELETE FROM fencepost_lease

@@ -64,8 +64,8 @@ SELECT {_COLUMNS}, alarm.seen, {LEASE_COLUMNS}
   {_OF_LEASE}
  ORDER BY alarm.due_at""")
 
-# What this very request has claimed before, and what was lost; also what has a lease from before the
-# clock was set back: whoever reads it has it end in time.
+# What this very request has claimed before, and what was lost; also what has a lease from before
+# the clock was set back: whoever reads it has it end in time.
 _IN_TIME = f"lease.expires_us <= {NOW} * 1000000 + lease.ttl_us + {SAME_TIME_US}"
 FIND_FIRING = said(f"""
 SELECT {_WITH_LEASE}

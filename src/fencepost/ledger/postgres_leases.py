@@ -81,7 +81,7 @@ SELECT :namespace, name, token, new_token, holder, operator, reason, {_NOW_US}
   FROM json_to_recordset(:rows::json)
     AS new (name text, token bigint, new_token bigint, holder text, operator text, reason text)""")
 
-# Leases of those who have ended with them, or vanished; not of who has renewed it since it was read.
+# Leases of those who have ended with them, or vanished; not of who has renewed it meanwhile.
 DROP = said("""
 WITH gone AS (
     DELETE FROM fencepost_lease AS lease

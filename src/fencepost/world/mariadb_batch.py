@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # that lost against another one, and one that inserts what is there.
 _GONE, _LOST, _ROW_EXISTS = 2006, 1213, 1062
 _MOST = 1.7976931348623157e308
-# How many characters go into one packet, unless a single statement has more: servers refuse a packet
+# How many characters go into one packet, unless a single statement has more: servers refuse one
 # that is larger than their ``max_allowed_packet``, which is 16 MB unless somebody has set it.
 _PACKET = 1_000_000
 # The name of a column that has a whole row in it, as JSON; behind it may be said which places have
