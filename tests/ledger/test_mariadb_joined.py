@@ -14,7 +14,7 @@ from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavai
 from fencepost.ledger import mariadb_joined
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.mariadb_joined import MariaJoined
-from fencepost.model.item import Found
+from fencepost.model.item import Found, ItemState
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 from joinlab import MariaHome, until
@@ -291,3 +291,17 @@ def test_one_that_the_server_began_on_a_session_that_was_cut_is_no_obstacle(
         HOME.run(f"KILL {kept.thread_id()}", DATABASE)
         joined.begin(idle=10.0, longest=0.0)
         joined.commit(None, NOTHING)
+
+
+def test_who_begins_more_than_a_thousand_items_waits_for_no_other(ledger: DraftLedger) -> None:
+    """The server makes a join of so long a list, unless told not to, and reads the whole table."""
+    attempt, many = claimed(ledger, KEY, "a"), [str(number) for number in range(1_200)]
+    found = finish(ledger.begin(attempt, scope="s", items=many, call="1", repeat=True))
+    assert set(found) == {Found.FIRST}
+    other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
+    assert other.once("another", "x", call="1", repeat=False) is Found.FIRST  # until it commits
+    ended = [(item, ItemState.FAILED, None) for item in many]
+    finish(ledger.end(attempt, scope="s", items=ended, call="1"))
+    found = finish(ledger.begin(attempt, scope="s", items=many, call="2", repeat=True))
+    assert set(found) == {Found.FIRST}
+    other.commit(None, NOTHING)
