@@ -248,3 +248,18 @@ def test_an_alarm_that_failed_does_not_wait_for_the_hour(place: Place) -> None:
     place.set_back(A)
     place.clocks.advance(10.0)
     assert finish(book.claim_due(AlarmWant(Holder("m", "here", 1), policies, 5))).claimed
+
+
+@pytest.mark.parametrize("place", ["memory", "postgres", "mariadb"], indirect=True)
+def test_an_alarm_whose_handler_died_fires_again_after_one_ttl(place: Place) -> None:
+    policies = {"kind": AlarmPolicy(lease=TTL)}
+    book = alarms_of(BlockingWorld(clocks=place.clocks), place.ledger)
+    finish(book.set(Setting("kind", "x", "call", after=0.0)))
+    place.clocks.advance(2 * HOUR)
+    (first,) = finish(book.claim_due(AlarmWant(Holder("n", "here", 1), policies, 5))).claimed
+    place.clocks.step_wall(-HOUR)
+    assert not finish(book.claim_due(AlarmWant(Holder("m", "here", 1), policies, 5))).claimed
+    place.clocks.advance(TTL + 0.1)
+    again = finish(book.claim_due(AlarmWant(Holder("o", "here", 1), policies, 5))).claimed
+    assert [one.record.losses for one in again] == [1]
+    assert again[0].record.token > first.record.token

@@ -10,10 +10,11 @@ import pymysql
 import pytest
 from ledgerlab import claimed
 
-from fencepost.errors import Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import mariadb_joined
 from fencepost.ledger.api import NOTHING
-from fencepost.model.item import Found
+from fencepost.ledger.mariadb_joined import MariaJoined
+from fencepost.model.item import Found, ItemState
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 from joinlab import MariaHome, until
@@ -154,6 +155,19 @@ def test_what_user_code_leaves_unread_or_changes_is_no_trouble(ledger: DraftLedg
     joined.roll_back()
 
 
+def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
+    ledger: DraftLedger,
+) -> None:
+    """There even a plain SELECT locks what it reads, and each transaction looks at its run."""
+    attempt = claimed(ledger, KEY, "a")
+    joined = begun(ledger, attempt)
+    joined.execute("SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE", ())
+    joined.commit(None, NOTHING)
+    joined = begun(ledger, attempt)
+    assert not finish(ledger.beat(attempt, ttl=30.0))
+    joined.commit(None, NOTHING)
+
+
 def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     url = HOME.database(DATABASE)
     with Proxy(HOME.server.port) as proxy:
@@ -168,6 +182,87 @@ def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.Monkey
         finish(ledger.close())
 
 
+def test_a_commit_whose_name_others_have_driven_out_is_unknown_and_not_undone(
+    ledger: DraftLedger,
+) -> None:
+    """A run remembers the newest few: threads of one run may commit many more meanwhile."""
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        for before, others, error in (
+            (0, 8, OutcomeUnknown),  # nothing was on record when it began
+            (0, 8, OutcomeUnknown),
+            (3, 6, None),
+        ):
+            for _ in range(before):
+                begun(ledger, attempt).commit(None, NOTHING)
+            joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+            asking = threading.Thread(target=lambda: told.append(_outcome(joined)))  # noqa: B023
+            swallowed, proxy.mode = proxy.swallowed, "hole_down"
+            asking.start()
+            until(lambda: proxy.swallowed > swallowed)  # noqa: B023 -- it was committed
+            for _ in range(others):
+                begun(ledger, attempt).commit(None, NOTHING)
+            proxy.mode = "pass"
+            proxy.reset()
+            asking.join()
+            assert told == [error]
+        finish(unheard.close())
+
+
+def test_to_find_out_is_tried_again_if_that_answer_is_lost_too(ledger: DraftLedger) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        finish(unheard.jobs())  # there is a connection to ask on
+        joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+        (number,) = joined.execute("SELECT CONNECTION_ID()", ()).fetchone()
+        asking = threading.Thread(target=lambda: told.append(_outcome(joined)))
+        proxy.mode = "hole_down"
+        asking.start()
+        until(lambda: proxy.swallowed)  # it was committed
+        swallowed = proxy.swallowed
+        HOME.run(f"KILL {number}", DATABASE)
+        until(lambda: proxy.swallowed > swallowed)  # and so was the answer to what became of it
+        proxy.mode = "pass"
+        proxy.reset()
+        asking.join()
+        finish(unheard.close())
+    assert told == [None]
+
+
+def _outcome(joined: Joined) -> type[BaseException] | None:
+    try:
+        joined.commit(None, NOTHING)
+    except FencepostError as error:
+        return type(error)
+    return None
+
+
+def test_what_was_not_committed_is_known_though_others_have_committed_meanwhile(
+    ledger: DraftLedger,
+) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    with Proxy(HOME.server.port) as proxy:
+        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
+        unheard = HOME.opened(url, namespace=ledger.namespace)
+        for others in (6, 6):  # the second time more are on record than there is room for
+            joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
+            asking = threading.Thread(target=lambda: told.append(_outcome(joined)))  # noqa: B023
+            swallowed, proxy.mode = proxy.swallowed, "hole_up"
+            asking.start()
+            until(lambda: proxy.swallowed > swallowed)  # noqa: B023 -- the server never saw it
+            for _ in range(others):
+                begun(ledger, attempt).commit(None, NOTHING)
+            proxy.mode = "pass"
+            proxy.reset()
+            asking.join()
+            assert told == [StoreUnavailable]
+        finish(unheard.close())
+
+
 def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLedger) -> None:
     attempt = claimed(ledger, KEY, "a")
     begun(ledger, attempt).commit(None, NOTHING)
@@ -180,3 +275,33 @@ def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLe
     joined.connection.close()
     with pytest.raises(StoreUnavailable, match="nothing was committed"):
         joined.commit(None, NOTHING)
+
+
+def test_one_that_the_server_began_on_a_session_that_was_cut_is_no_obstacle(
+    ledger: DraftLedger,
+) -> None:
+    """Its name is taken for as long as the server has not noticed that nobody is there."""
+    attempt = claimed(ledger, KEY, "a")
+    begun(ledger, attempt).commit(None, NOTHING)
+    joined = ledger.join(attempt)
+    assert isinstance(joined, MariaJoined)
+    with HOME.connected(HOME.database(DATABASE)) as forgotten:
+        forgotten.cursor().execute(f"XA START '{joined._xid}'")
+        (kept,) = HOME.spare(ledger)
+        HOME.run(f"KILL {kept.thread_id()}", DATABASE)
+        joined.begin(idle=10.0, longest=0.0)
+        joined.commit(None, NOTHING)
+
+
+def test_who_begins_more_than_a_thousand_items_waits_for_no_other(ledger: DraftLedger) -> None:
+    """The server makes a join of so long a list, unless told not to, and reads the whole table."""
+    attempt, many = claimed(ledger, KEY, "a"), [str(number) for number in range(1_200)]
+    found = finish(ledger.begin(attempt, scope="s", items=many, call="1", repeat=True))
+    assert set(found) == {Found.FIRST}
+    other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
+    assert other.once("another", "x", call="1", repeat=False) is Found.FIRST  # until it commits
+    ended = [(item, ItemState.FAILED, None) for item in many]
+    finish(ledger.end(attempt, scope="s", items=ended, call="1"))
+    found = finish(ledger.begin(attempt, scope="s", items=many, call="2", repeat=True))
+    assert set(found) == {Found.FIRST}
+    other.commit(None, NOTHING)

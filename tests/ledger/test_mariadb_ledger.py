@@ -23,6 +23,7 @@ from fencepost.errors import (
 )
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.mariadb import refuse_other
+from fencepost.ledger.mariadb_planner_rows import FIND_LOST, SET_NOW
 from fencepost.ledger.mariadb_rows import TURN
 from fencepost.ledger.planning import Ask, End, Instance
 from fencepost.model.claim import Verdict
@@ -33,7 +34,7 @@ from fencepost.model.run import RunRecord, State, legal
 from fencepost.model.schedule import Every, spec_of
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
-from fencepost.world.mariadb_batch import Transaction
+from fencepost.world.mariadb_batch import Transaction, rendered
 from marialab import fresh_namespace, opened_mariadb
 from servers import MariaDB, shared
 
@@ -270,6 +271,24 @@ def test_what_no_server_can_keep_is_kept_as_well_as_it_can_be(ledger: MariaLedge
     ended = finish(ledger.finish(attempt, Settled(State.FAILED, "error", error="a\0b \ud800")))
     assert ended.error is not None
     assert ended.error.startswith("a\N{REPLACEMENT CHARACTER}b")
+
+
+def test_who_looks_for_lost_runs_keeps_no_living_one_from_beating_and_ending(
+    ledger: MariaLedger, db: Any
+) -> None:
+    """Whoever is stopped in the middle of that would cost others their leases."""
+    attempt = claimed(ledger, KEY, "a")
+    db.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+    values = {"namespace": ledger.namespace, "only": None}
+    for text in (
+        *rendered(db.connection, SET_NOW, {}),
+        *rendered(db.connection, FIND_LOST, values),
+    ):
+        db.execute(text)
+    assert db.fetchall() == ()
+    assert not finish(ledger.beat(attempt, ttl=30.0))  # and the sweep is still open
+    assert finish(ledger.finish(attempt, DONE)).state is State.SUCCEEDED
+    db.connection.rollback()
 
 
 def test_who_is_stopped_inside_of_a_claim_keeps_others_from_the_lock_for_seconds_only(

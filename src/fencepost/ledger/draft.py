@@ -349,11 +349,11 @@ class Draft:
         return fresh
 
     def drop(self, name: str, nonce: str) -> None:
-        """Forget a lease of this nonce, if it has it."""
+        """Forget a lease of this nonce, if it has it, and has not renewed it since it was read."""
         known = self.lease(name)
         if known is not None and known.holder.nonce == nonce:
             key = self._lease_sql.key_of(self._namespace, name)
-            self._dropped.append({"key": key, "nonce": nonce})
+            self._dropped.append({"key": key, "seen_token": known.token, "seen_beat": known.beat})
             self._leases[name] = None
             self._leases_read.pop(name, None)
             self._leases_changed.pop(name, None)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 
 from fencepost.ledger.draft_alarm_values import ALARM_FIELDS, GONE, KEEP_GONE, alarm_row
-from fencepost.ledger.draft_values import LEASE_FIELDS
+from fencepost.ledger.draft_values import LEASE_FIELDS, SAME_TIME_US
 from fencepost.ledger.mariadb_alarm_schema import ALARM
 from fencepost.ledger.mariadb_columns import TEXT, WORD
 from fencepost.ledger.mariadb_leases import EXTEND, HELD, STANDS
 from fencepost.ledger.mariadb_said import (
     NOW,
+    NOW_US,
     PACKED,
     assigned,
     digest,
@@ -80,7 +81,9 @@ SELECT {_WITH_LEASE}
  ORDER BY alarm.due_at""")
 
 # What this very request has claimed before, and what was lost. Found first and locked then: a row
-# that is looked at to be locked stays so to the end, and a living handler would wait for that.
+# that is looked at to be locked stays so to the end, and a living handler would wait for that. Also
+# what has a lease from before the clock was set back: whoever reads it has it end in time.
+_IN_TIME = f"lease.expires_us <= {NOW_US} + lease.ttl_us + {SAME_TIME_US}"
 FIND_FIRING = said(f"""
 SELECT {_WITH_LEASE}
   FROM (SELECT alarm.*
@@ -93,7 +96,8 @@ SELECT {_WITH_LEASE}
                                               FROM fencepost_lease AS lease
                                              WHERE lease.namespace = :namespace
                                                AND lease.digest = alarm.lease_key
-                                               AND lease.nonce = alarm.nonce AND {STANDS})))
+                                               AND lease.nonce = alarm.nonce AND {STANDS}
+                                               AND {_IN_TIME})))
                  LIMIT {_ALL}) AS found
           {_OF_PLACE.format("found.place")}
          WHERE alarm.fired > 0

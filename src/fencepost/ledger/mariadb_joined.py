@@ -130,6 +130,7 @@ class MariaJoined(Joined):
             return self._begun_on(kept, guard, limits)
         except StoreUnavailable:  # it may have been cut while nobody looked at it
             self.roll_back()
+            self._xid = self._drafts.nonce()  # the server may still think that somebody is there
             return self._begun_on(self._server.lend(fresh=True), guard, limits)
 
     def _begun_on(self, connection: Connection, guard: Step, limits: dict[str, Any]) -> Rows:
@@ -241,15 +242,16 @@ class MariaJoined(Joined):
 
     def _fate(self, pause: float) -> tuple[bool, bool | None]:
         """Say whether the session lives and whether it has committed; None if nobody can tell."""
-        number, server = self._which
+        number, server, newest = self._which
         steps: list[Step] = [
             (sql.WAIT, {"pause": pause}),
             (sql.LIVES, {"number": number}),
-            (sql.FATE, {**self._own, "xid": self._xid}),
+            (sql.FATE, {**self._own, "xid": self._xid, "newest": newest}),
         ]
-        _, lives, fated = self._server.transaction(lambda one: one.batch(steps, last=True))
+        # Not along with a commit: it changes nothing, so that it may be asked again.
+        _, lives, fated = self._server.transaction(lambda one: one.batch(steps))
         living, here = lives.rows[0]
-        known = bool(fated.rows) and here == server
+        known = bool(fated.rows) and here == server and fated.rows[0][0] is not None
         return bool(living), bool(fated.rows[0][0]) if known else None
 
 

@@ -15,9 +15,13 @@ SEALED_WITHIN = 4
 
 # Two of them only MariaDB knows. Locks of user code are waited for as the server has it, but not
 # for less time than it takes until whoever was stopped inside of a transaction has lost them.
-LIMITS = said("""
+# What the last one may have changed on this session is as it was: under SERIALIZABLE a look locks.
+LIMITS = said(
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    """
 SET SESSION innodb_lock_wait_timeout = GREATEST(@@GLOBAL.innodb_lock_wait_timeout, :patient)
-    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */""")
+    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */""",
+)
 HURRY = said(f"""
 SET SESSION innodb_lock_wait_timeout = {SEALED_WITHIN} /*M!100300 , max_statement_time = 0 */""")
 
@@ -26,16 +30,19 @@ _SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id, @@datadir)"
 
 GUARD = said(f"""
 SELECT run.cancel_at, EXISTS (SELECT 1 FROM fencepost_lease AS lease WHERE {HELD}),
-       CONNECTION_ID(), {_SERVER}
+       CONNECTION_ID(), {_SERVER}, SUBSTRING_INDEX(run.sealed, ' ', 1)
   FROM fencepost_run AS run
  WHERE {OURS}""")
+
+# How many characters there are for the names of transactions that were committed, newest first.
+_ROOM = 255
 
 # A lease that ended, and that nobody has taken, is still ours to commit under: whoever takes it
 # from now on waits for us. The run's row tells which transactions were committed for it.
 SEAL = said(
     f"""
 UPDATE fencepost_run AS run
-   SET run.sealed = LEFT(CONCAT(:xid, ' ', run.sealed), 255), run.edition = run.edition + 1
+   SET run.sealed = LEFT(CONCAT(:xid, ' ', run.sealed), {_ROOM}), run.edition = run.edition + 1
  WHERE {OURS}""",
     "SET @fencepost_insists = EXP(710 * (ROW_COUNT() <> 1))",
     f"""
@@ -55,7 +62,14 @@ SELECT EXISTS (SELECT 1 FROM fencepost_lease AS lease WHERE {OWNED} AND lease.he
 WAIT = said("DO SLEEP(:pause)")
 LIVES = said(f"""
 SELECT COUNT(*), {_SERVER} FROM information_schema.processlist WHERE id = :number""")
-FATE = said(f"SELECT LOCATE(:xid, run.sealed) > 0 FROM fencepost_run AS run WHERE {KEY}")
+# Who is not among the newest was not committed, if all are there that came since it began: there is
+# room for more, or the one that was the newest then is still among them. Else nobody can tell.
+FATE = said(f"""
+SELECT CASE WHEN LOCATE(:xid, run.sealed) > 0 THEN TRUE
+            WHEN CHAR_LENGTH(run.sealed) < {_ROOM} THEN FALSE
+            WHEN :newest <> '' AND LOCATE(:newest, run.sealed) > 0 THEN FALSE END
+  FROM fencepost_run AS run
+ WHERE {KEY}""")
 
 # Done at once: begin and end commit together. An item is new if it is the one of this call.
 _PLACE = "item.namespace = :namespace AND item.place = :place"

@@ -65,11 +65,11 @@ UPDATE fencepost_lease
 
 TELL_BREAKS = said(inserted("fencepost_break", BREAK, more={"at_us": NOW_US}))
 
-# Leases of those who have ended with them.
+# Leases of those who have ended with them, or vanished; not of who has renewed it meanwhile.
 DROP = said(
-    one_by_one("""
+    moved("""
 DELETE FROM fencepost_lease
- WHERE namespace = :namespace AND digest = :key AND nonce = :nonce""")
+ WHERE namespace = :namespace AND digest = :key AND token = :seen_token AND beat = :seen_beat""")
 )
 
 # The server's clock was set back: what would last for longer than its ttl begins it anew.

@@ -113,9 +113,17 @@ _LOST = f"""
           AND lease.expires_us > {{now}} * 1000000
           AND lease.expires_us <= {{now}} * 1000000 + lease.ttl_us + {SAME_TIME_US})"""
 
+# Found first and locked then: of rows that are looked at to be locked those of the living stay so,
+# too, and nobody could beat or end until the tick has. Whether they are lost is decided later on.
 FIND_LOST = said(f"""
 SELECT {SEEN_RUN}
+  FROM (SELECT run.job, run.slot, run.manual, run.rerun
 {_LOST.format(now=_NOW)}
+         LIMIT {2**63 - 1}) AS lost
+  STRAIGHT_JOIN fencepost_run AS run FORCE INDEX (PRIMARY)
+    ON run.namespace = :namespace AND run.job = lost.job AND run.slot = lost.slot
+   AND run.manual = lost.manual AND run.rerun = lost.rerun
+ WHERE run.live = 'running'
  ORDER BY run.job, run.slot, run.manual, run.rerun
    FOR UPDATE SKIP LOCKED""")
 

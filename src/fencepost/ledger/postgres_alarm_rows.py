@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencepost.ledger.draft_alarm_values import ALARM_FIELDS, GONE, KEEP_GONE, alarm_row
+from fencepost.ledger.draft_values import SAME_TIME_US
 from fencepost.ledger.postgres_alarm_schema import ARMED, FIRED, OVER
 from fencepost.ledger.postgres_leases import COLUMNS as LEASE_COLUMNS, EXTEND, STANDS
 from fencepost.ledger.postgres_said import NOW, at_place, new, said, version
@@ -63,14 +64,17 @@ SELECT {_COLUMNS}, alarm.seen, {LEASE_COLUMNS}
   {_OF_LEASE}
  ORDER BY alarm.due_at""")
 
-# What this very request has claimed before, and what was lost.
+# What this very request has claimed before, and what was lost; also what has a lease from before
+# the clock was set back: whoever reads it has it end in time.
+_IN_TIME = f"lease.expires_us <= {NOW} * 1000000 + lease.ttl_us + {SAME_TIME_US}"
 FIND_FIRING = said(f"""
 SELECT {_WITH_LEASE}
   FROM fencepost_alarm AS alarm
   {_OF_LEASE}
  WHERE alarm.namespace = :namespace AND {_OF_THAT} AND alarm.{FIRED}
    AND (alarm.batch = :batch
-        OR (:sweep::boolean AND NOT coalesce({STANDS} AND lease.nonce = alarm.nonce, FALSE)))
+        OR (:sweep::boolean
+            AND NOT coalesce({STANDS} AND {_IN_TIME} AND lease.nonce = alarm.nonce, FALSE)))
  ORDER BY alarm.key
    FOR NO KEY UPDATE OF alarm SKIP LOCKED""")
 

@@ -92,11 +92,14 @@ SELECT :namespace, name, token, new_token, holder, operator, reason, {_NOW_US}
   FROM json_to_recordset(:rows::json)
     AS new (name text, token bigint, new_token bigint, holder text, operator text, reason text)""")
 
-# Leases of those who have ended with them.
+# Leases of those who have ended with them, or vanished; not of who has renewed it meanwhile.
 DROP = said("""
-DELETE FROM fencepost_lease AS lease
- USING json_to_recordset(:rows::json) AS old (key bytea, nonce text)
- WHERE lease.key = old.key AND lease.nonce = old.nonce""")
+WITH gone AS (
+    DELETE FROM fencepost_lease AS lease
+     USING json_to_recordset(:rows::json) AS old (key bytea, seen_token bigint, seen_beat bigint)
+     WHERE lease.key = old.key AND lease.token = old.seen_token AND lease.beat = old.seen_beat
+    RETURNING 1)
+SELECT fencepost_insist((SELECT count(*) FROM gone) = :count)""")
 
 # The server's clock was set back: what would last for longer than its ttl begins it anew.
 CLAMP = said(f"""

@@ -44,11 +44,15 @@ _MOST_SPARE = 4
 
 # Strict, so that nothing is cut short or rounded in silence; and the same on every server. A lock
 # is waited for one second, which is the least that can be said: less than a client's patience. Who
-# is stopped inside of a transaction loses it, and its locks, after three (MySQL cannot do that).
+# is stopped inside of a transaction loses it, and its locks, after three (MySQL cannot do that). A
+# commit begins no other transaction: what comes next would be answered, and never committed. Long
+# lists stay lists: a join in their place would read, and lock, whatever else the table has.
 _INIT = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
-SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1
-    /*M!100300 , idle_transaction_timeout = 3 */"""
+SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,
+    completion_type = 'NO_CHAIN'
+    /*M!100300 , idle_transaction_timeout = 3 */
+    /*M!100318 , in_predicate_conversion_threshold = 0 */"""
 
 
 class Address(NamedTuple):

@@ -1,8 +1,8 @@
 """Several statements in one packet, and one transaction over as few packets as there can be.
 
 A server that fails one statement of a packet does not look at the rest: the ``COMMIT`` at the end
-of it is only reached if all went well. So a transaction that fails before that is known to have
-changed nothing, whatever else is lost.
+of the last is only reached if all went well. So a transaction that fails before that is known to
+have changed nothing, whatever else is lost.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 # that lost against another one, and one that inserts what is there.
 _GONE, _LOST, _ROW_EXISTS = 2006, 1213, 1062
 _MOST = 1.7976931348623157e308
+# How many characters go into one packet, unless a single statement has more: servers refuse one
+# that is larger than their ``max_allowed_packet``, which is 16 MB unless somebody has set it.
+_PACKET = 1_000_000
 # The name of a column that has a whole row in it, as JSON; behind it may be said which places have
 # numbers that are no integers, even if they look like it.
 PACKED = "packed"
@@ -125,8 +128,8 @@ class Transaction:
         if not packet:
             return [Rows(()) for _ in steps]
         self._look_alive()
-        self._begun, self.committing = True, last
-        found = self._exchange(packet)
+        self._begun = True
+        found = self._sent(packet, last=last)
         self._ended = last
         answers, place = [], len(before)
         for several in texts:
@@ -139,8 +142,7 @@ class Transaction:
         """Commit, unless the last question did so already, or nothing was ever asked."""
         if self._begun and not self._ended:
             self._look_alive()
-            self.committing = True
-            self._exchange(list(self._bounds.commit))
+            self._sent(list(self._bounds.commit), last=True)
             self._ended = True
 
     def roll_back(self) -> None:
@@ -151,6 +153,15 @@ class Transaction:
                 self._exchange(list(self._bounds.undo))
             except pymysql.Error:
                 force_close(self._connection)  # which undoes it as well
+
+    def _sent(self, texts: list[str], *, last: bool) -> list[Sequence[tuple[Any, ...]]]:
+        """Send statements, the commit with the last packet if it is ``last``; return all rows."""
+        found: list[Sequence[tuple[Any, ...]]] = []
+        *before, final = _packets(texts)
+        for packet in before:
+            found += self._exchange(packet)
+        self.committing = self.committing or last
+        return found + self._exchange(final)
 
     def _exchange(self, packet: list[str]) -> list[Sequence[tuple[Any, ...]]]:
         found: list[Sequence[tuple[Any, ...]]] = []
@@ -176,6 +187,19 @@ class Transaction:
         if not is_quiet(self._connection):
             force_close(self._connection)
             raise pymysql.OperationalError(_GONE, "the server ended the session meanwhile")
+
+
+def _packets(texts: list[str]) -> list[list[str]]:
+    """Return statements as they go together, which is mostly all of them."""
+    packets: list[list[str]] = [[]]
+    length = 0
+    for text in texts:
+        length += len(text)
+        if length > _PACKET and packets[-1]:
+            packets.append([])
+            length = len(text)
+        packets[-1].append(text)
+    return packets
 
 
 def rendered(connection: Connection, statement: Statement, values: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,107 @@
+"""A commit on MariaDB is one, however large it is, and whatever the server is set to."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from ledgerlab import claimed
+from test_postgres_ledger import _want
+
+from fencepost.errors import LeaseHeld, OutcomeUnknown, StoreUnfit
+from fencepost.ledger.api import NOTHING
+from fencepost.ledger.planning import Ask, End
+from fencepost.model.ending import Settled
+from fencepost.model.lease import Holder
+from fencepost.model.run import State
+from fencepost.model.slot import RunKey
+from fencepost.world.flow import finish
+from fencepost.world.mariadb_batch import said
+from marialab import QuickMariaDB, fresh_namespace, opened_mariadb
+from proxy import Proxy
+from servers import MariaDB, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepost.ledger.mariadb import MariaLedger
+
+LARGE = json.dumps("x" * 1_000_000)
+
+
+@pytest.fixture
+def ledger() -> Iterator[MariaLedger]:
+    url = shared(QuickMariaDB).database("packets")
+    ledger = opened_mariadb(url, namespace=f"{fresh_namespace()}-{time.time_ns()}")
+    yield ledger
+    finish(ledger.close())
+
+
+def test_a_tick_ends_more_than_fits_into_one_packet(ledger: MariaLedger) -> None:
+    """Else it could never be told, and with it all that is due to this instance."""
+    room = shared(QuickMariaDB).run("SELECT @@GLOBAL.max_allowed_packet")[0][0]
+    assert isinstance(room, int)
+    keys = [RunKey(f"job{number}", 1000) for number in range(room // len(LARGE) + 2)]
+    ends = []
+    for key in keys:
+        attempt = claimed(ledger, key, key.job)
+        finish(ledger.save(attempt, checkpoint=LARGE))
+        ends.append(End(attempt, Settled(State.SUCCEEDED), NOTHING))
+    ticked = finish(ledger.planner.tick(Ask(_want, "x", 0, ends)))
+    assert {getattr(end, "state", end) for end in ticked.ended} == {State.SUCCEEDED}
+    for key in keys[::7]:
+        run = finish(ledger.find(key))
+        assert run is not None
+        assert (run.state, run.checkpoint) == (State.SUCCEEDED, LARGE)
+
+
+def test_packets_are_one_transaction_of_which_only_the_last_can_be_in_doubt() -> None:
+    server = shared(QuickMariaDB)
+    url = server.database("packets")
+    server.run(
+        "CREATE OR REPLACE TABLE kept (n INT PRIMARY KEY, text LONGTEXT)", database="packets"
+    )
+    put = said("INSERT INTO kept VALUES (:n, :text)")
+    steps = [(put, {"n": n, "text": LARGE}) for n in range(3)]
+    wrong = (said("UPDATE kept SET m = :m"), {"m": 1})
+
+    def kept() -> list[object]:
+        return [n for (n,) in server.run("SELECT n FROM kept ORDER BY n", database="packets")]
+
+    with Proxy(server.port) as proxy:
+        ledger = opened_mariadb(url.replace(str(server.port), str(proxy.port)))
+        door = ledger.leases.server
+        with pytest.raises(StoreUnfit):
+            door.transaction(lambda one: one.batch([*steps, wrong], last=True))
+        assert kept() == []
+        proxy.lose_replies()  # that to the first packet: so it is done again
+        door.transaction(lambda one: one.batch(steps, last=True))
+        assert kept() == [0, 1, 2]
+        server.run("TRUNCATE kept", database="packets")
+        small = [(put, {"n": 3, "text": ""}), (put, {"n": 4, "text": ""})]
+        proxy.lose_replies()
+        with pytest.raises(OutcomeUnknown):
+            door.transaction(lambda one: one.batch(small, last=True))
+        assert kept() == [3, 4]
+        finish(ledger.close())
+
+
+class Chained(MariaDB):
+    """A server whose transactions each begin another one with their commit."""
+
+    settings = ("--completion-type=CHAIN",)
+
+
+def test_every_commit_is_the_end_whatever_the_server_has_as_completion_type() -> None:
+    with Chained.own() as server:
+        url = server.database("chained")
+        ours, others = opened_mariadb(url), opened_mariadb(url)
+        claimed(ours, RunKey("job", 1000), "a")
+        # On the same connection: a lease that was granted is everybody's business.
+        finish(ours.leases.acquire("x", holder=Holder("b", "here", 1), ttl=30.0))
+        with pytest.raises(LeaseHeld):
+            finish(others.leases.acquire("x", holder=Holder("c", "here", 1), ttl=30.0))
+        finish(ours.close())
+        finish(others.close())
