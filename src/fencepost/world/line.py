@@ -101,7 +101,11 @@ class Line:
         self, board: Board, *, after: tuple[int, int], before: tuple[int, int] | None
     ) -> Called | None:
         """Reach the first in line behind one who cannot be reached."""
-        for ticket, slot in board.line(self.key):
+        try:
+            line = board.line(self.key)
+        except OSError:
+            return None
+        for ticket, slot in line:
             if before is not None and (ticket, slot) >= before:
                 return None
             if (ticket, slot) > after:

@@ -239,9 +239,10 @@ def sweep(folder: str, *, keep: set[str]) -> None:
     """
     try:
         board = board_of(folder)
+        tickets = board.tickets()
     except OSError:
         return  # not ours to use, or no room: then nobody here stands in line either
-    waited_at = {board.pipe(slot) for slot, ticket in enumerate(board.tickets()) if ticket}
+    waited_at = {board.pipe(slot) for slot, ticket in enumerate(tickets) if ticket}
     for entry in os.listdir(folder):
         unused = entry.endswith(_SUFFIX) and entry not in keep and entry not in waited_at
         if unused and reach(folder, entry, then_close=True) == -1:
