@@ -206,6 +206,25 @@ def test_a_forked_child_neither_uses_nor_removes_what_its_parent_keeps(line: Lin
     leave(waiting)
 
 
+def test_a_child_that_was_forked_during_a_call_does_not_keep_it_from_being_heard(
+    line: Line,
+) -> None:
+    """Else whoever waits at that pipe would hear no call for as long as the child lives."""
+    place = join(line)
+    assert finish(place.turn(1.0))  # first in line: asked at once
+    called = line.call()
+    assert called is not None
+    child = os.fork()
+    if child == 0:  # pragma: no cover -- another process
+        signal.pause()
+    called.hang_up()
+    heard = [finish(place.turn(1.0)) for _ in range(5)]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    leave(place)
+    assert any(heard)
+
+
 def test_slots_of_the_dead_are_handed_out_again_before_the_board_grows(tmp_path: Path) -> None:
     board, other = Board(str(tmp_path)), Board(str(tmp_path))
     slots = [board.claim(f"{number}", is_dead=lambda _: False) for number in range(63)]
