@@ -229,11 +229,13 @@ def _lock(fd: int) -> None:
     give_up = monotonic() + _PATIENCE
     while True:
         try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if monotonic() >= give_up:
                 raise
-        sleep(0.001)
+            sleep(0.001)
+        else:
+            return
 
 
 def _enlarge(fd: int, least: int, *, like: str) -> None:
