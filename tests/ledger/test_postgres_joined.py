@@ -158,6 +158,7 @@ def test_an_item_that_is_wanted_inside_and_outside_of_a_transaction_is_had_by_on
     assert (effects(ledger), found) in [([1], [Found.DONE]), ([], [Found.FIRST])]
 
 
+@pytest.mark.usefixtures("url")  # which makes the database
 def test_transactions_work_behind_a_pooler() -> None:
     server = shared(Postgres)
     with PgBouncer.before(server.port).own() as pooler:
