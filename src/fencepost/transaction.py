@@ -129,10 +129,16 @@ class Transaction(ABC):
 
 
 class AsyncTransaction:
-    """``async with run.transaction() as tx``: the same, each call in a thread."""
+    """``async with run.transaction() as tx``: the same, each call in a thread.
+
+    The thread is its own: those who wait for what a transaction has locked would else have all the
+    threads, and it could neither go on nor end.
+    """
 
     def __init__(self, world: World, inner: Transaction) -> None:
-        self._world, self._inner = world, inner
+        from fencepost.world.aio import AioWorld  # not for those who block
+
+        self._world, self._inner = AioWorld(clocks=world.clocks, threads=1), inner
 
     async def execute(self, sql: str, parameters: Any = ()) -> list[Any]:
         """Execute one statement and return its rows."""
@@ -166,6 +172,7 @@ class AsyncTransaction:
         finally:
             if not opened:  # cancelled meanwhile: nobody would ever end it
                 self._inner.close(commit=False)
+                self._world.close()
         return self
 
     async def __aexit__(
@@ -174,7 +181,10 @@ class AsyncTransaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._call(lambda: self._inner.close(commit=error is None))
+        try:
+            await self._call(lambda: self._inner.close(commit=error is None))
+        finally:
+            self._world.close()
 
 
 def transaction_of(ledger: Any, course: Course, *, scope: str, owner: object) -> Transaction:

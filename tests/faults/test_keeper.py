@@ -13,14 +13,20 @@ import pytest
 from faultlab import Heard, Puppet, SteppedClocks, boottime, fencepost, until, url_of
 
 from fencepost import AsyncFencepost, Fencepost, LeaseHeld, LeaseLost, Misuse
+from fencepost.errors import StoreUnavailable
+from fencepost.flows.acquire import Granted
+from fencepost.flows.keep import Charges, Hold, keep
+from fencepost.model.lease import Grant
+from fencepost.stores.memory import MemoryStore
 from fencepost.stores.sqlite import SqliteStore
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost import Lease
-    from fencepost.model.lease import Grant
     from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
@@ -191,6 +197,30 @@ def test_a_long_ttl_does_not_delay_the_news_about_a_short_one(tmp_path: Path) ->
     fp.lock("short").release(short)
     fp.lock("long").release(long)
     fp.close()
+
+
+def test_the_loss_of_a_short_lease_is_told_while_many_long_ones_are_asked_for_in_vain() -> None:
+    world, emit = BlockingWorld(), list[object]().append
+    charges, began = Charges(world), world.clocks.boottime()
+    asked, told = list[float](), list[int]()
+
+    async def beat(_: LeaseStore, ttl: float) -> Grant:
+        asked.append(ttl)
+        if ttl > 1:
+            await world.sleep(0.3)  # nobody answers
+        charges.stopped = len(asked) == 8
+        raise StoreUnavailable("it is away")
+
+    for number, ttl in enumerate([0.5, *[30.0] * 7]):
+        granted = Granted(f"{number}", Grant(1, ttl), began)
+        hold = Hold(granted, nonce=f"{number}", ttl=ttl, max_hold=None, emit=emit)
+        hold.beats_by(beat)
+        hold.next_try = began
+        hold.on_loss.append(lambda: told.append(len(asked)))
+        charges.add(hold)
+    finish(keep(world, MemoryStore(world), charges, emit=emit))
+    assert told
+    assert told[0] < len(asked)
 
 
 def test_a_renewal_that_fails_for_a_while_keeps_the_lease(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from datetime import UTC, datetime
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fencepost import Fencepost, transaction_sqlite
+from fencepost import AsyncFencepost, Fencepost, transaction_sqlite
 from fencepost.errors import Misuse
 from fencepost.model.run import State
 from fencepost.world.sqlite import SqliteFile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fencepost import AsyncRun
     from fencepost.running import Run
     from fencepost.transaction_sqlite import SqliteTransaction
 
@@ -110,6 +112,38 @@ def test_the_end_of_one_transaction_does_not_unpin_that_of_another_thread(
 
     assert fp.trigger("billing", SLOT).status == "succeeded"
     assert pinned[0] > 0
+
+
+def test_more_coroutines_than_threads_may_wait_for_the_file_that_one_has_locked(
+    tmp_path: Path,
+) -> None:
+    """Whoever has it must be able to go on, however many wait for that."""
+
+    async def main() -> Any:
+        async with AsyncFencepost(f"sqlite:///{tmp_path}/fp.db") as fp:
+
+            @fp.job("billing", lease="15s")
+            async def billing(run: AsyncRun) -> Any:
+                async def add(number: int) -> None:
+                    async with run.transaction() as tx:
+                        await tx.save(number)
+
+                async with run.transaction() as tx:
+                    adding = [asyncio.create_task(add(number)) for number in range(6)]
+                    await asyncio.sleep(0)  # until each of them has begun to wait
+                    await tx.execute("CREATE TABLE effect (item TEXT)")
+                    await tx.execute("INSERT INTO effect VALUES ('x')")
+                await asyncio.gather(*adding)
+                return await _effects(run)
+
+            return await fp.trigger("billing", SLOT)
+
+    assert asyncio.run(main()).result == [["x"]]
+
+
+async def _effects(run: AsyncRun) -> list[Any]:
+    async with run.transaction() as tx:
+        return await tx.execute("SELECT item FROM effect")
 
 
 class _Interrupting(set[Any]):

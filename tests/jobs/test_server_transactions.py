@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,39 @@ def test_a_coroutine_has_transactions_too(url: str) -> None:
             return await fp.trigger("work", SLOT)
 
     assert asyncio.run(main()).result == [7, ["x"], ["y"]]
+
+
+def test_more_coroutines_than_threads_may_wait_for_the_row_that_one_has_locked(
+    url: str, home: Home, effects: Callable[[], list[str]]
+) -> None:
+    """Whoever has it locked must get its next word to the server, however many wait for that."""
+    database, many = url.rpartition("/")[2], 6
+
+    def somebody_waits() -> None:
+        while not home.waits(database):
+            time.sleep(0.2)  # MariaDB tells nothing new to who asks more often
+
+    async def main() -> Any:
+        async with AsyncFencepost(url) as fp:
+
+            @fp.job("work", lease="15s")
+            async def work(run: AsyncRun) -> None:
+                async def write() -> None:
+                    async with run.transaction() as tx:
+                        await tx.execute("UPDATE effect SET item = concat(item, '+')")
+
+                async with run.transaction() as tx:
+                    await tx.execute("UPDATE effect SET item = concat(item, '+')")
+                    writers = [asyncio.create_task(write()) for _ in range(many)]
+                    await asyncio.to_thread(somebody_waits)
+                    await tx.execute("UPDATE effect SET item = concat(item, '+')")
+                await asyncio.gather(*writers)
+
+            return await fp.trigger("work", SLOT)
+
+    home.run("INSERT INTO effect VALUES ('first')", database)
+    assert asyncio.run(main()).status == "succeeded"
+    assert effects() == ["first" + "+" * (many + 2)]
 
 
 def test_a_transaction_that_is_open_for_three_leases_loses_nothing_and_hears_of_a_cancel(

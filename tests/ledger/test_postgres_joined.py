@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import psycopg
 import pytest
 from ledgerlab import claimed
 
-from fencepost.errors import Misuse, OutcomeUnknown, RunLost
+from fencepost.errors import Misuse, OutcomeUnknown, RunLost, StoreUnavailable
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.postgres_joined import PostgresJoined
 from fencepost.model.item import Found
@@ -128,6 +129,36 @@ def test_a_commit_of_which_nobody_can_tell_is_unknown(url: str) -> None:
 
 
 @pytest.mark.usefixtures("url")
+@pytest.mark.parametrize("late", [False, True])
+def test_an_item_that_is_wanted_inside_and_outside_of_a_transaction_is_had_by_one(
+    ledger: PostgresLedger, *, late: bool
+) -> None:
+    """Each waits for a row of the other: the server ends that, and whoever is undone is told."""
+    attempt, server = claimed(ledger, KEY, "a"), shared(Postgres)
+    joined, found = begun(ledger, attempt), list[Found]()
+    add(joined, ledger, 1)
+    assert joined.once("s", "x", call="inside", repeat=False) is Found.FIRST
+
+    def outside() -> None:
+        begin = ledger.begin(attempt, scope="s", items=["x"], call="outside", repeat=False)
+        found.extend(finish(begin))
+
+    thread = threading.Thread(target=outside)
+    thread.start()
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = 'joined'"
+    while thread.is_alive() and not server.run(waiting):
+        time.sleep(0.01)
+    if late:
+        time.sleep(1.5)  # the server has looked for a deadlock by then, and will not look again
+    try:
+        joined.commit(None, NOTHING)
+    except StoreUnavailable:
+        joined.roll_back()
+    thread.join()
+    assert (effects(ledger), found) in [([1], [Found.DONE]), ([], [Found.FIRST])]
+
+
+@pytest.mark.usefixtures("url")  # which makes the database
 def test_transactions_work_behind_a_pooler() -> None:
     server = shared(Postgres)
     with PgBouncer.before(server.port).own() as pooler:

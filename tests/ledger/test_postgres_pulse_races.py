@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from ledgerlab import attempt_of, wanted
 
+from fencepost.errors import RunLost
 from fencepost.flows.acquire import Granted
 from fencepost.flows.keep import Charges, Hold
 from fencepost.ledger.planning import Ask
@@ -22,6 +23,7 @@ from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 from fencepost.world.postgres_pulse import GRACE
 from pglab import fresh_namespace, opened_postgres
+from proxy import Proxy
 from servers import Postgres, shared
 
 if TYPE_CHECKING:
@@ -164,3 +166,55 @@ def test_a_keeper_that_sleeps_for_others_is_woken_in_time_to_prove_a_pulse(
         charges.add(hold)
     run.end()
     assert charges._wakes <= run.next_try < sent + GRACE
+
+
+def test_of_many_runs_whose_proofs_are_late_none_that_was_taken_is_believed_in(
+    holder: PostgresLedger, other: PostgresLedger
+) -> None:
+    """One statement lets the others go on; who was lost learns it by a question of its own."""
+    keys = [RunKey(f"job {n}", 1) for n in range(100)]
+    attempts = [
+        attempt_of(finish(holder.claim(wanted(key, f"{n}", LONG)))) for n, key in enumerate(keys)
+    ]
+    here, boottime = holder.leases.pulse_here, holder.leases.boottime
+    here.end(here.key)  # its session was cut, and its keeper has no time
+    taken = {attempt.nonce for attempt in attempts[::2]}
+    for key in keys[::2]:
+        claimed = finish(other.claim(wanted(key, f"other {key.job}", LONG)))
+        assert claimed.grant is not None
+    assert all(run.until() < boottime() for run in here.vouching.runs.values())
+    prove(holder)
+    assert {run.nonce for run in here.vouching.runs.values() if run.on != here.key} == taken
+    prove(holder)  # and again, while they learn of it one by one
+    assert all(here.vouching.runs[nonce].until() < boottime() for nonce in taken)
+    for attempt in attempts:
+        if attempt.nonce in taken:
+            with pytest.raises(RunLost):
+                finish(holder.beat(attempt, ttl=600.0))
+        else:
+            assert finish(holder.beat(attempt, ttl=600.0)) is False
+
+
+def test_what_lost_its_pulse_when_there_was_none_to_be_had_lasts_for_its_ttl_and_the_next_leans(
+    other: PostgresLedger, space: str
+) -> None:
+    server = shared(Postgres)
+    with Proxy(server.port) as proxy:
+        through = server.url().replace(str(server.port), str(proxy.port))
+        holder = opened_postgres(through, namespace=space)
+        attempt, run = claim(holder)
+        here = holder.leases.pulse_here
+        proxy.mode = "refuse"  # no session more, as when the server has none to give
+        here.end(here.key)
+        prove(holder)
+        assert (run.on, run.until(), pulse_in_row(space)) == (0, float("inf"), 0)
+        proxy.mode = "pass"
+        until(lambda: here.beat(holder.leases.db))
+        prove(holder)
+        assert run.on == 0
+        assert finish(other.claim(wanted(KEY, "b", LONG))).grant is None
+        assert finish(holder.beat(attempt, ttl=600.0)) is False
+        following = finish(holder.claim(wanted(RunKey("next", 1), "next", LONG)))
+        assert following.grant is not None
+        assert following.grant.lean is not None
+        finish(holder.close())

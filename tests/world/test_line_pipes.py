@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fencepost import Fencepost
+from fencepost.errors import LeaseHeld
 from fencepost.world import seat as seat_module
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.board import LONGEST_TEXT, Board, board_of
 from fencepost.world.flow import finish
 from fencepost.world.line import Line, LinePlace
+from fencepost.world.pulse import Pulse
 from fencepost.world.seat import Seat, lean_on, let_go, put_away, sweep
 
 if TYPE_CHECKING:
@@ -201,6 +206,25 @@ def test_a_forked_child_neither_uses_nor_removes_what_its_parent_keeps(line: Lin
     leave(waiting)
 
 
+def test_a_child_that_was_forked_during_a_call_does_not_keep_it_from_being_heard(
+    line: Line,
+) -> None:
+    """Else whoever waits at that pipe would hear no call for as long as the child lives."""
+    place = join(line)
+    assert finish(place.turn(1.0))  # first in line: asked at once
+    called = line.call()
+    assert called is not None
+    child = os.fork()
+    if child == 0:  # pragma: no cover -- another process
+        signal.pause()
+    called.hang_up()
+    heard = [finish(place.turn(1.0)) for _ in range(5)]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    leave(place)
+    assert any(heard)
+
+
 def test_slots_of_the_dead_are_handed_out_again_before_the_board_grows(tmp_path: Path) -> None:
     board, other = Board(str(tmp_path)), Board(str(tmp_path))
     slots = [board.claim(f"{number}", is_dead=lambda _: False) for number in range(63)]
@@ -256,6 +280,42 @@ def test_a_board_that_cannot_be_mapped_anew_keeps_nobody_from_a_release(
     full(monkeypatch, Board, "_grown")
     line.wake()
     assert line.waiters() == []
+
+
+def test_who_was_stopped_while_it_had_the_board_alone_keeps_nobody_waiting_for_ever(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/fp.db"
+    with Fencepost(url) as fp, Fencepost(url) as other, fp.lock("job"):
+        with pytest.raises(LeaseHeld), other.lock("job", wait=0.01):
+            pass  # now there is a board
+        put_away(f"{tmp_path}/fp.db-live")
+        stopped = os.open(tmp_path / "fp.db-live" / "line-2", os.O_RDWR)
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with alarm(10) as waited, pytest.raises(LeaseHeld), other.lock("job", wait=0.01):
+            pass
+        os.pwrite(stopped, (1000).to_bytes(8, sys.byteorder), 0)  # it has just made it larger
+        with alarm(10) as released, fp.lock("another"):
+            pass
+        assert not waited.is_set()
+        assert not released.is_set()
+        os.close(stopped)
+
+
+def test_who_was_stopped_while_it_swept_a_new_pulse_keeps_its_owner_waiting_for_ever_no_more(
+    tmp_path: Path,
+) -> None:
+    first, second = Pulse(str(tmp_path)), Pulse(str(tmp_path))
+    name, _ = first.beat("first")
+    number = int(name.removeprefix("first-").removesuffix(".pulse"))
+    sweeper = os.open(tmp_path / f"second-{number + 1}.pulse", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(sweeper, fcntl.LOCK_SH)
+    with alarm(10):
+        name, inode = second.beat("second")
+    assert not first.stopped(name, inode)
+    os.close(sweeper)
+    for pulse in (first, second):
+        pulse.end()
 
 
 def test_a_folder_that_another_waiter_makes_first_is_as_good(
@@ -334,16 +394,18 @@ def full(patch: pytest.MonkeyPatch, owner: type, step: str) -> None:
 
 
 @contextmanager
-def alarm(within: int) -> Iterator[None]:
-    """Fail if it takes longer than so many seconds."""
+def alarm(within: int) -> Iterator[threading.Event]:
+    """Fail if it takes longer than so many seconds; what is yielded tells if that was swallowed."""
+    rung = threading.Event()
 
     def late(*_: object) -> None:
+        rung.set()
         raise TimeoutError(f"not within {within} s")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(within)
     try:
-        yield
+        yield rung
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -32,6 +32,8 @@ _NEVER = float("inf")
 LONGEST_SILENCE = 2.0
 # How often one who waits for a proof looks up.
 _GLANCE = 0.5
+# How often a keeper that is busy with renewals looks whether any lease has ended.
+_TELL_EVERY = 0.1
 # When to look for a grant nobody waits for any more: now, and again while it may be on its way.
 _RECLAIM_AFTER = (0.0, 0.1, 0.4, 0.8)
 
@@ -212,6 +214,7 @@ class Charges:
         self._world = world
         self._signal = world.signal()
         self._wakes = _NEVER
+        self._tell_at = 0.0
         self.stopped = False
 
     def add(self, hold: Hold) -> None:
@@ -255,6 +258,14 @@ class Charges:
         else:
             self._ghosts[key] = (tries, now + _RECLAIM_AFTER[tries])
 
+    def tell_losses(self) -> None:
+        """Have those told whose lease has ended while others were asked for in vain."""
+        now = self._world.clocks.boottime()
+        if now >= self._tell_at:
+            self._tell_at = now + _TELL_EVERY
+            for hold in self.holds():
+                hold.phase(now)
+
     async def rest(self) -> None:
         """Wait until something is due, or something new came."""
         self._signal.clear()
@@ -281,6 +292,7 @@ async def keep(
         for hold in charges.holds():
             if world.clocks.boottime() >= hold.wakes():
                 await renew(world, store, hold)
+                charges.tell_losses()
         await charges.rest()
     for key, (tries, _) in charges.ghosts():  # the last chance: a whole ttl is long
         await _reclaim(world, store, charges, key, tries, emit)

@@ -237,6 +237,10 @@ SELECT at, what, token, holder, detail
 _ITEM_COLUMNS = ", ".join(ITEM_FIELDS)
 
 # Begin items for the first time, if the attempt still has its run; and what is known of the others.
+# A transaction that user code joins locks its items first, and the run when it commits. So two
+# threads of one attempt that want one item, one of them inside of such a transaction, may wait for
+# each other until the server undoes one: this statement, which is asked again, or the transaction,
+# which is told that nothing was committed. Runs of others are not involved: each locks its own.
 BEGIN_FIRST = said(f"""
 WITH ours AS (SELECT 1 FROM fencepost_run WHERE {OURS} FOR SHARE),
 begun AS (

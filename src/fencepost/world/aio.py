@@ -53,10 +53,10 @@ class AioSignal:
 class AioWorld:
     """Tasks of an asyncio loop, and threads for what can only block."""
 
-    def __init__(self, *, clocks: Clocks | None = None) -> None:
+    def __init__(self, *, clocks: Clocks | None = None, threads: int = 4) -> None:
         self.clocks: Clocks = clocks or SystemClocks()
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="fencepost-call")
-        self._pid = os.getpid()
+        self._most = threads
+        self._begin_anew()
 
     def nonce(self) -> str:
         """Return 128 random bits as text."""
@@ -85,8 +85,7 @@ class AioWorld:
         was carried out, and a grant that arrives after its janitor would stay for a whole ttl.
         """
         if self._pid != os.getpid():  # a fork left the threads behind
-            self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="fencepost-call")
-            self._pid = os.getpid()
+            self._begin_anew()
         future = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
         try:
             return await asyncio.shield(future)
@@ -120,3 +119,7 @@ class AioWorld:
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False)
+
+    def _begin_anew(self) -> None:
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="fencepost-call")
+        self._pid = os.getpid()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from zlib import crc32
 
 TYPE_CHECKING = False
@@ -37,6 +37,8 @@ _FIRST_SIZE = 64 * _SLOT
 LONGEST_TEXT = _SLOT - _TEXT
 # How long to go without looking whether somebody removed the file.
 _TRUSTED = 1.0
+# How long to wait for whoever has the file alone, which takes a moment: it may have been stopped.
+_PATIENCE = 0.5
 _boards: dict[str, Board] = {}
 
 
@@ -186,11 +188,14 @@ class Board:
 
     @contextmanager
     def _alone(self) -> Iterator[int]:
-        """Open the file, and keep others from handing out slots or making it larger meanwhile."""
+        """Open the file, and keep others from handing out slots or making it larger meanwhile.
+
+        Raises ``BlockingIOError`` if somebody else does not let go of it.
+        """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(self._path, flags, 0o666)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd)
             yield fd
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # a mapping keeps a copy of what we close here
@@ -218,6 +223,19 @@ def board_of(folder: str) -> Board:
 def forget_board(folder: str) -> None:
     """Let go of the board of a folder that nobody here uses any more."""
     _boards.pop(folder, None)
+
+
+def _lock(fd: int) -> None:
+    give_up = monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if monotonic() >= give_up:
+                raise
+            sleep(0.001)
+        else:
+            return
 
 
 def _enlarge(fd: int, least: int, *, like: str) -> None:

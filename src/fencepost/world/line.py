@@ -7,13 +7,12 @@ board what it wants may find, when it is called, that it has it already.
 
 from __future__ import annotations
 
-import os
 import zlib
 
 from fencepost.model.name import base
 from fencepost.model.named import NamedTuple
 from fencepost.world.board import LONGEST_TEXT, board_of
-from fencepost.world.seat import lean_on, put_by, reach, take_seat
+from fencepost.world.seat import hang_up, lean_on, put_by, reach, take_seat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Called(NamedTuple):
 
     def hang_up(self) -> None:
         """Let it hear that it was called."""
-        os.close(self.fd)
+        hang_up(self.fd)
 
     def still_waits(self) -> bool:
         """Say whether it has not withdrawn since we called."""
@@ -101,7 +100,11 @@ class Line:
         self, board: Board, *, after: tuple[int, int], before: tuple[int, int] | None
     ) -> Called | None:
         """Reach the first in line behind one who cannot be reached."""
-        for ticket, slot in board.line(self.key):
+        try:
+            line = board.line(self.key)
+        except OSError:
+            return None
+        for ticket, slot in line:
             if before is not None and (ticket, slot) >= before:
                 return None
             if (ticket, slot) > after:

@@ -176,8 +176,11 @@ class Pulse:
             # wait for each other for ever.
             name = f"{nonce}-{next(_count)}{_SUFFIX}"
             fd = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            # A sweeper may hold the shared lock for a moment, and may then remove the file.
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(fd)
+                continue  # a sweeper has it, and will remove it: perhaps not soon, if it is stopped
             status = os.fstat(fd)
             if status.st_nlink >= 1:
                 self.fd, self.name, self.inode = fd, name, inode_of(status)

@@ -43,6 +43,8 @@ _MOST_WARNINGS = 4096  # to read at once: more than processes would take over on
 _seats: weakref.WeakSet[Seat] = weakref.WeakSet()
 _spares: dict[str, list[Seat]] = {}
 _leaned_on: dict[str, Seat] = {}
+# The pipes of those who are being called: a forked child would else keep the line open.
+_calls: set[int] = set()
 
 
 class Seat:
@@ -227,9 +229,16 @@ def reach(folder: str, name: str, *, then_close: bool = False) -> int | None:
         fd = os.open(f"{folder}/{name}", _CALL)
     except OSError as error:
         return -1 if error.errno in (errno.ENXIO, errno.ENOENT) else None
+    _calls.add(fd)
     if then_close:
-        os.close(fd)
+        hang_up(fd)
     return fd
+
+
+def hang_up(fd: int) -> None:
+    """Close the pipe of one who was reached, which hears that."""
+    _calls.discard(fd)  # first: from then on the number may be another file's
+    os.close(fd)
 
 
 def sweep(folder: str, *, keep: set[str]) -> None:
@@ -239,9 +248,10 @@ def sweep(folder: str, *, keep: set[str]) -> None:
     """
     try:
         board = board_of(folder)
+        tickets = board.tickets()
     except OSError:
         return  # not ours to use, or no room: then nobody here stands in line either
-    waited_at = {board.pipe(slot) for slot, ticket in enumerate(board.tickets()) if ticket}
+    waited_at = {board.pipe(slot) for slot, ticket in enumerate(tickets) if ticket}
     for entry in os.listdir(folder):
         unused = entry.endswith(_SUFFIX) and entry not in keep and entry not in waited_at
         if unused and reach(folder, entry, then_close=True) == -1:
@@ -268,11 +278,16 @@ def _put_away_all() -> None:
 
 
 def _drop_all() -> None:
-    """Keep nobody's seat in a forked child: a pipe that is read looks like a living waiter."""
+    """Keep nobody's seat in a forked child: a pipe that is read looks like a living waiter.
+
+    Nor one that is open for writing: its owner hears a call only when all have hung up.
+    """
     for seat in list(_seats):
         seat.drop()
     _spares.clear()
     _leaned_on.clear()
+    while _calls:
+        os.close(_calls.pop())
 
 
 atexit.register(_put_away_all)
