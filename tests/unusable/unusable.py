@@ -33,6 +33,7 @@ class Unusable(NamedTuple):
     looks: int = 3  # the exit code of what only looks
     breaking: int = 3  # and of breaking a lock that is not there
     doctor: int | None = 3  # None: it may or may not be struck by the fault
+    finds: str = ""  # the code by which the doctor names it, as long as it is so
     gone: bool = False  # it has ended itself, and is then as any server that nobody runs
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.errors import StoreUnfit
+from fencepost.errors import StoreUnavailable, StoreUnfit
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores.mariadb_rows import NOW_US
 
@@ -40,20 +40,47 @@ _NEEDED = {
     ),
 }
 
+# A client cannot ask how much room a disk has, but it can write a little and see, and take it back:
+# nobody sees these rows, and no log or replica hears of them.
+_ROWS = 16
+_WRITE = f"""
+INSERT INTO fencepost_lease (namespace, digest, name, token, nonce, held, expires_us, ttl_us, beat,
+                             since_us, host, pid, version, ended)
+VALUES {
+    ", ".join(
+        f"('fencepost doctor', CONCAT({number}, '-', UUID()), 'probe', 1, '', 0, 0, 0, 0, 0, '', "
+        "0, '', REPEAT('x', 65000))"
+        for number in range(_ROWS)
+    )
+}"""
+
+# What cannot write to its binary log waits, and everybody behind it. A user sees its own threads.
+_STUCK = "Waiting for someone to free space"
+_WAITING = """
+SELECT COUNT(*), COALESCE(MAX(time), 0)
+  FROM information_schema.processlist
+ WHERE state = %(state)s"""
+
 _KNOWN, _TABLES = "fencepost 1", 2
 
 
 def examined(server: MariaServer, wall: Callable[[], float]) -> list[Symptom]:
-    """Look at the server's settings, tables and clock."""
+    """Look at the server's settings, tables and clock; leave nothing behind."""
     before = wall()
     [clock] = server.run(_CLOCK, {})
     after = wall()
     [settings] = server.run(_SETTINGS, {})
     [engines] = server.run(_ENGINES, {})
     found = {str(name).lower(): str(value).upper() for name, value in settings.rows}
+    writable = len(engines.rows) == _TABLES and not _read_only(found)
+    # Only InnoDB takes back what was written.
+    keeps = all(str(engine).lower() == "innodb" for _, engine, _ in engines.rows)
+    rights = list(_rights(server)) if writable else []
     return [
         *_tables(engines.rows),
-        *(_rights(server) if len(engines.rows) == _TABLES and not _read_only(found) else ()),
+        *rights,
+        *(_writes(server) if writable and keeps and not rights else ()),
+        *_stuck(server),
         *_log(found),
         *_cluster(found),
         *_clock(clock.rows[0][0] / 1e6, before, after),
@@ -102,6 +129,38 @@ def _may(server: MariaServer, statement: str) -> bool:
     except StoreUnfit:
         return False
     return True
+
+
+def _writes(server: MariaServer) -> Iterator[Symptom]:
+    try:
+        server.transact(_written)
+    except (StoreUnavailable, StoreUnfit) as error:
+        yield Symptom(
+            "mariadb.writes",
+            Severity.BREAKS,
+            f"1 MiB could not be written: {error}",
+            "until it can be, leases may be neither granted nor renewed here",
+        )
+
+
+def _written(connection: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_WRITE)
+    connection.rollback()
+
+
+def _stuck(server: MariaServer) -> Iterator[Symptom]:
+    [answer] = server.run(_WAITING, {"state": _STUCK})
+    count, longest = answer.rows[0]
+    if count:
+        yield Symptom(
+            "mariadb.stuck",
+            Severity.BREAKS,
+            f"the server has waited for {longest} s for room on a disk, that of its binary log or "
+            "of its data: no commit is answered",
+            "free some space: it goes on by itself within a minute, and then does what it was "
+            "asked meanwhile",
+        )
 
 
 def _log(found: dict[str, str]) -> Iterator[Symptom]:
