@@ -56,8 +56,8 @@ class SmallDisk:
         """Return the words before a program that is to see the disk."""
         return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", "--"]
 
-    def fill(self) -> None:
-        """Leave no room at all."""
+    def fill(self, *, but: int = 0) -> None:
+        """Leave no room at all, or so many bytes."""
         for size in (_CHUNK, 1):
             with (self._inside / "ballast").open("ab", buffering=0) as file:
                 try:
@@ -66,6 +66,8 @@ class SmallDisk:
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
+        if but:
+            os.truncate(self._inside / "ballast", (self._inside / "ballast").stat().st_size - but)
 
     def clear(self) -> None:
         """Make room again."""

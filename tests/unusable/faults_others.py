@@ -59,6 +59,7 @@ def redis_rights() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.rights",
         )
         client.execute_command("ACL", "DELUSER", name)
 
@@ -78,6 +79,7 @@ def redis_replica() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.replica",
         )
 
 
@@ -93,6 +95,7 @@ def redis_memory() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.writes",
         )
 
 
@@ -118,7 +121,52 @@ def redis_full_later() -> Iterator[Unusable]:
         used(server.url())
         server.disk.fill()
         until_refused(server.url())
-        yield Unusable(server.url(), "cannot save to its disk", server.disk.clear)
+        yield Unusable(
+            server.url(),
+            "cannot save to its disk",
+            server.disk.clear,
+            looks=0,
+            breaking=4,
+            doctor=1,
+            finds="redis.aof_fails",
+        )
+
+
+class WithSnapshots(SmallValkey):
+    """It saves a snapshot now and then beside its log, and refuses writes when it cannot."""
+
+    settings = (*SmallValkey.settings, "--save", "3600 1")
+
+
+@fault
+def redis_snapshot() -> Iterator[Unusable]:
+    """There is room for the log, and none for a snapshot of as much as there is."""
+    with WithSnapshots.own() as server, server.client() as client:
+        used(server.url())
+        client.set("large", os.urandom(2 * 2**20))
+        server.disk.fill(but=2**20)
+        assert not saved(client)
+
+        def mend() -> None:
+            server.disk.clear()
+            assert saved(client)
+
+        yield Unusable(
+            server.url(),
+            "cannot save to its disk",
+            mend,
+            looks=0,
+            breaking=4,
+            doctor=1,
+            finds="redis.writes",
+        )
+
+
+def saved(client: Any) -> bool:
+    """Have a snapshot made; say whether that went well."""
+    client.bgsave()
+    until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])
+    return bool(client.info("persistence")["rdb_last_bgsave_status"] == "ok")
 
 
 # etcd.
@@ -162,7 +210,7 @@ def etcd_rights() -> Iterator[Unusable]:
             etcd_asked(root, "/auth/user/grant", {"user": "guest", "role": "root"})
 
         guest = f"etcd://guest:{SECRET}@127.0.0.1:{server.port}"
-        yield Unusable(guest, "grant its role readwrite", grant, doctor=1)
+        yield Unusable(guest, "grant its role readwrite", grant, doctor=1, finds="etcd.rights")
 
 
 @fault
@@ -204,6 +252,7 @@ def etcd_quota() -> Iterator[Unusable]:
             lambda: switch("DEACTIVATE"),
             looks=0,
             doctor=1,
+            finds="etcd.alarm",
         )
 
 
@@ -226,7 +275,15 @@ def zookeeper_rights() -> Iterator[Unusable]:
     mine = f"zookeeper://me:right@127.0.0.1:{server.port}/{root}"
     used(mine)
     theirs = mine.replace("right", SECRET)
-    yield Unusable(theirs, "belong to somebody else", nothing, mine, breaking=4, doctor=1)
+    yield Unusable(
+        theirs,
+        "belong to somebody else",
+        nothing,
+        mine,
+        breaking=4,
+        doctor=1,
+        finds="zookeeper.rights",
+    )
 
 
 @fault
@@ -264,7 +321,9 @@ def objects_keys() -> Iterator[Unusable]:
     def correct() -> None:
         os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS_SECRET
 
-    yield Unusable(url, "credentials for .* were refused", correct, doctor=1)
+    yield Unusable(
+        url, "credentials for .* were refused", correct, doctor=1, finds="objects.access"
+    )
 
 
 @fault
