@@ -12,6 +12,7 @@ from fencepost.world.flow import finish
 from holder import until
 from servers import Etcd, EtcdCluster, Seaweed, Valkey, ZooKeeper, shared
 from servers.objects import SECRET as KEYS_SECRET
+from servers.zookeeper import ReadOnlyZooKeeper, ZooKeeperEnsemble
 from small_disk import SmallEtcd, SmallSeaweed, SmallValkey, SmallZooKeeper
 from unusable import (
     SECRET,
@@ -290,6 +291,42 @@ def zookeeper_rights() -> Iterator[Unusable]:
 def zookeeper_host() -> Iterator[Unusable]:
     url = f"zookeeper://ann:{SECRET}@127.0.0.1:1"
     yield Unusable(url, "cannot be reached", nothing, f"{shared(ZooKeeper).url()}/{fresh()}")
+
+
+class ReadOnlyEnsemble(ZooKeeperEnsemble):
+    """Three servers, each of which would let others read without the rest."""
+
+    kind = ReadOnlyZooKeeper
+
+
+def without_the_others(kind: type[ZooKeeperEnsemble], mode: str, says: str) -> Iterator[Unusable]:
+    """Leave one server of three alone, until it says how it is."""
+    with kind.own() as ensemble:
+        used(ensemble.url())
+        alone, *others = ensemble.servers
+        for server in others:
+            server.kill()
+        until(lambda: mode in alone.says("srvr"), within=30)
+
+        def bring_back() -> None:
+            for server in others:
+                server.launch()
+            for server in ensemble.servers:
+                server.wait_until_ready()
+
+        yield Unusable(ensemble.url(), says, bring_back)
+
+
+@fault
+def zookeeper_quorum() -> Iterator[Unusable]:
+    says = "serves nobody, for it has lost the quorum; start the other servers"
+    yield from without_the_others(ZooKeeperEnsemble, "not currently serving", says)
+
+
+@fault
+def zookeeper_read_only() -> Iterator[Unusable]:
+    says = "is read-only, for it has lost the quorum; start the other servers"
+    yield from without_the_others(ReadOnlyEnsemble, "Mode: read-only", says)
 
 
 @fault
