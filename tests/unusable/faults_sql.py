@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servers import MariaDB, Postgres, shared
-from small_disk import SmallMariaDB, SmallPostgres
+from small_disk import SmallBinlog, SmallMariaDB, SmallPostgres
 from unusable import SECRET, Unusable, fault, fresh, nothing, restarted, until_refused, used
 
 if TYPE_CHECKING:
@@ -224,4 +224,25 @@ def mariadb_full() -> Iterator[Unusable]:
             breaking=4,
             doctor=1,
             finds="mariadb.writes",
+        )
+
+
+@fault
+def mariadb_full_log() -> Iterator[Unusable]:
+    """It answers to no commit until there is room, and looks for some once a minute.
+
+    Whoever does not want to wait for that starts it again. What nobody was told of is then undone.
+    """
+    with SmallBinlog.own() as server:
+        url = f"{server.database('test')}?timeout=1"
+        used(url)
+        server.disk.fill()
+        until_refused(url, times=1)  # the last page of a log may have room for some
+        yield Unusable(
+            url,
+            "did not answer|could not do it within 1 s",
+            lambda: restarted(server),
+            looks=0,
+            doctor=1,
+            finds="mariadb.stuck",
         )
