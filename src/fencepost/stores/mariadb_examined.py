@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.errors import StoreUnavailable, StoreUnfit
+from fencepost.errors import StoreUnfit
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores.mariadb_rows import NOW_US
 
@@ -40,19 +40,8 @@ _NEEDED = {
     ),
 }
 
-# A client cannot ask how much room a disk has, but it can write a little and see, and take it back:
-# nobody sees these rows, and no log or replica hears of them.
-_ROWS = 16
-_WRITE = f"""
-INSERT INTO fencepost_lease (namespace, digest, name, token, nonce, held, expires_us, ttl_us, beat,
-                             since_us, host, pid, version, ended)
-VALUES {
-    ", ".join(
-        f"('fencepost doctor', CONCAT({number}, '-', UUID()), 'probe', 1, '', 0, 0, 0, 0, 0, '', "
-        "0, '', REPEAT('x', 65000))"
-        for number in range(_ROWS)
-    )
-}"""
+# Nothing is written to see whether there is room: on a full disk MariaDB 10.11 may abort while it
+# takes back what it could not finish.
 
 # What cannot write to its binary log waits, and everybody behind it. A user sees its own threads.
 _STUCK = "Waiting for someone to free space"
@@ -65,21 +54,16 @@ _KNOWN, _TABLES = "fencepost 1", 2
 
 
 def examined(server: MariaServer, wall: Callable[[], float]) -> list[Symptom]:
-    """Look at the server's settings, tables and clock; leave nothing behind."""
+    """Look at the server's settings, tables and clock; change nothing."""
     before = wall()
     [clock] = server.run(_CLOCK, {})
     after = wall()
     [settings] = server.run(_SETTINGS, {})
     [engines] = server.run(_ENGINES, {})
     found = {str(name).lower(): str(value).upper() for name, value in settings.rows}
-    writable = len(engines.rows) == _TABLES and not _read_only(found)
-    # Only InnoDB takes back what was written.
-    keeps = all(str(engine).lower() == "innodb" for _, engine, _ in engines.rows)
-    rights = list(_rights(server)) if writable else []
     return [
         *_tables(engines.rows),
-        *rights,
-        *(_writes(server) if writable and keeps and not rights else ()),
+        *(_rights(server) if len(engines.rows) == _TABLES and not _read_only(found) else ()),
         *_stuck(server),
         *_log(found),
         *_cluster(found),
@@ -129,24 +113,6 @@ def _may(server: MariaServer, statement: str) -> bool:
     except StoreUnfit:
         return False
     return True
-
-
-def _writes(server: MariaServer) -> Iterator[Symptom]:
-    try:
-        server.transact(_written)
-    except (StoreUnavailable, StoreUnfit) as error:
-        yield Symptom(
-            "mariadb.writes",
-            Severity.BREAKS,
-            f"1 MiB could not be written: {error}",
-            "until it can be, leases may be neither granted nor renewed here",
-        )
-
-
-def _written(connection: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(_WRITE)
-    connection.rollback()
 
 
 def _stuck(server: MariaServer) -> Iterator[Symptom]:

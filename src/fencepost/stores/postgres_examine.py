@@ -135,7 +135,8 @@ def _of_durability(found: dict[str, Any]) -> list[Symptom]:
 
 
 def _is_read_only(found: dict[str, Any]) -> bool:
-    return found["in recovery"] == "true" or found["default_transaction_read_only"] == "on"
+    standby: bool = found["in recovery"] == "true"
+    return standby or bool(found["default_transaction_read_only"] == "on")
 
 
 def _of_writes(db: Postgres) -> list[Symptom]:
