@@ -13,7 +13,9 @@ from seeing_kit import SLOT, Desk
 from fencepost import Fencepost
 from fencepost.cli import doctor
 from fencepost.cli.main import main
-from fencepost.model.observed import Observed, misfits
+from fencepost.model.observed import Observed, misfits, outlived
+from fencepost.model.run import RunEvent
+from fencepost.model.slot import RunKey
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores import sqlite_examined
 from fencepost.stores.memory import MemoryStore
@@ -154,10 +156,21 @@ def test_a_job_whose_runs_use_up_their_timeout_is_a_risk(desk: Desk) -> None:
         (Observed("j", 3600, None, [1], 0, notices_death=True), None),
         (Observed("j", 3600, None, [600], 0, notices_death=False), None),
         (Observed("j", 3600, None, [], 0, notices_death=False), None),
+        (Observed("j", 30, None, [1], 0, notices_death=True, outlived=1), "job.outlived"),
     ],
 )
 def test_times_that_do_not_fit_are_named(seen: Observed, code: str | None) -> None:
     assert [symptom.code for symptom in misfits(seen)] == ([] if code is None else [code])
+
+
+def test_an_attempt_outlived_its_run_only_if_it_spoke_after_it_was_given_up() -> None:
+    def event(what: str, token: int) -> RunEvent:
+        return RunEvent(RunKey("j", 1), 1.0, what, token)
+
+    assert outlived([event("attempt_lost", 1), event("stale_write", 1)])
+    assert not outlived([event("attempt_lost", 1)])  # it died, as far as anybody knows
+    assert not outlived([event("cancel_forced", 1), event("stale_write", 1)])
+    assert not outlived([event("attempt_lost", 1), event("stale_write", 2)])
 
 
 def test_the_worst_comes_first_and_quiet_shows_only_what_breaks(

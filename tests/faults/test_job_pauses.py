@@ -18,6 +18,7 @@ import pytest
 from faultlab import fencepost, until
 
 from fencepost import AsyncFencepost, Fencepost
+from fencepost.cli.main import main
 from fencepost.errors import Misuse
 from fencepost.fence import CREATE_DONE, CREATE_GUARD
 from fencepost.ledger.open import ledger_of
@@ -45,7 +46,9 @@ def events(url: str) -> list[RunEvent]:
         finish(ledger.close())
 
 
-def test_a_worker_that_wakes_up_too_late_can_write_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_wakes_up_too_late_can_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = f"sqlite:///{tmp_path}/ledger.db"
     with closing(sqlite3.connect(tmp_path / "other.db")) as conn:
         conn.executescript(f"{CREATE_GUARD}; {CREATE_DONE}; CREATE TABLE effect (item TEXT);")
@@ -100,6 +103,8 @@ def test_a_worker_that_wakes_up_too_late_can_write_nothing(tmp_path: Path) -> No
     }
     with closing(sqlite3.connect(tmp_path / "other.db")) as conn:
         assert conn.execute("SELECT item FROM effect").fetchall() == [("successor",)]
+    main(["doctor", "--url", url])
+    assert "1 of the newest runs of job 'work' were taken over" in capsys.readouterr().out
 
 
 def test_a_thread_that_outlives_its_timeout_keeps_its_lease_and_is_reported(tmp_path: Path) -> None:

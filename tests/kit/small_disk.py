@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from servers import Etcd, MariaDB, Postgres, Seaweed, Valkey, ZooKeeper
+from servers.running import give_to_nobody
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,8 +57,8 @@ class SmallDisk:
         """Return the words before a program that is to see the disk."""
         return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", "--"]
 
-    def fill(self) -> None:
-        """Leave no room at all."""
+    def fill(self, *, but: int = 0) -> None:
+        """Leave no room at all, or so many bytes."""
         for size in (_CHUNK, 1):
             with (self._inside / "ballast").open("ab", buffering=0) as file:
                 try:
@@ -66,6 +67,8 @@ class SmallDisk:
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         raise
+        if but:
+            os.truncate(self._inside / "ballast", (self._inside / "ballast").stat().st_size - but)
 
     def clear(self) -> None:
         """Make room again."""
@@ -117,6 +120,31 @@ class SmallMariaDB(OnSmallDisk, MariaDB):
     """MariaDB that has little more than it begins with."""
 
     megabytes = 160
+
+
+class SmallBinlog(MariaDB):
+    """MariaDB with all the room it needs, but for its binary log."""
+
+    disk: SmallDisk
+
+    def prepare(self) -> None:
+        """Lay a disk under the log alone."""
+        super().prepare()
+        logs = self.folder / "logs"
+        logs.mkdir()
+        give_to_nobody(logs)
+        self.disk = SmallDisk(logs, megabytes=2)
+        self.settings = ("--server-id=1", "--binlog-format=MIXED", f"--log-bin={logs}/log")
+
+    def command(self) -> Sequence[str]:
+        """Return the words that start it there."""
+        return [*self.disk.entering, *super().command()]
+
+    def end(self) -> None:
+        """End it, and the disk."""
+        super().end()
+        if hasattr(self, "disk"):
+            self.disk.close()
 
 
 class SmallValkey(OnSmallDisk, Valkey):

@@ -48,6 +48,9 @@ def test_a_hold_survives_the_death_of_the_leader_and_ends_without_a_quorum() -> 
             time.sleep(0.1)
         with pytest.raises(LeaseHeld):
             other.lock("x").acquire()
+        found = {symptom.code: symptom.what for symptom in finish(store.examine())}
+        assert found.keys() == {"zookeeper.open", "zookeeper.server"}
+        assert found["zookeeper.server"].endswith(" does not answer")
         leader = ensemble.leader()
         leader.pause()
         try:

@@ -12,6 +12,7 @@ from fencepost.world.flow import finish
 from holder import until
 from servers import Etcd, EtcdCluster, Seaweed, Valkey, ZooKeeper, shared
 from servers.objects import SECRET as KEYS_SECRET
+from servers.zookeeper import ReadOnlyZooKeeper, ZooKeeperEnsemble
 from small_disk import SmallEtcd, SmallSeaweed, SmallValkey, SmallZooKeeper
 from unusable import (
     SECRET,
@@ -59,6 +60,7 @@ def redis_rights() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.rights",
         )
         client.execute_command("ACL", "DELUSER", name)
 
@@ -78,6 +80,7 @@ def redis_replica() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.replica",
         )
 
 
@@ -93,6 +96,7 @@ def redis_memory() -> Iterator[Unusable]:
             looks=0,
             breaking=4,
             doctor=1,
+            finds="redis.writes",
         )
 
 
@@ -118,7 +122,52 @@ def redis_full_later() -> Iterator[Unusable]:
         used(server.url())
         server.disk.fill()
         until_refused(server.url())
-        yield Unusable(server.url(), "cannot save to its disk", server.disk.clear)
+        yield Unusable(
+            server.url(),
+            "cannot save to its disk",
+            server.disk.clear,
+            looks=0,
+            breaking=4,
+            doctor=1,
+            finds="redis.aof_fails",
+        )
+
+
+class WithSnapshots(SmallValkey):
+    """It saves a snapshot now and then beside its log, and refuses writes when it cannot."""
+
+    settings = (*SmallValkey.settings, "--save", "3600 1")
+
+
+@fault
+def redis_snapshot() -> Iterator[Unusable]:
+    """There is room for the log, and none for a snapshot of as much as there is."""
+    with WithSnapshots.own() as server, server.client() as client:
+        used(server.url())
+        client.set("large", os.urandom(2 * 2**20))
+        server.disk.fill(but=2**20)
+        assert not saved(client)
+
+        def mend() -> None:
+            server.disk.clear()
+            assert saved(client)
+
+        yield Unusable(
+            server.url(),
+            "cannot save to its disk",
+            mend,
+            looks=0,
+            breaking=4,
+            doctor=1,
+            finds="redis.writes",
+        )
+
+
+def saved(client: Any) -> bool:
+    """Have a snapshot made; say whether that went well."""
+    client.bgsave()
+    until(lambda: not client.info("persistence")["rdb_bgsave_in_progress"])
+    return bool(client.info("persistence")["rdb_last_bgsave_status"] == "ok")
 
 
 # etcd.
@@ -162,7 +211,7 @@ def etcd_rights() -> Iterator[Unusable]:
             etcd_asked(root, "/auth/user/grant", {"user": "guest", "role": "root"})
 
         guest = f"etcd://guest:{SECRET}@127.0.0.1:{server.port}"
-        yield Unusable(guest, "grant its role readwrite", grant, doctor=1)
+        yield Unusable(guest, "grant its role readwrite", grant, doctor=1, finds="etcd.rights")
 
 
 @fault
@@ -204,6 +253,7 @@ def etcd_quota() -> Iterator[Unusable]:
             lambda: switch("DEACTIVATE"),
             looks=0,
             doctor=1,
+            finds="etcd.alarm",
         )
 
 
@@ -226,13 +276,57 @@ def zookeeper_rights() -> Iterator[Unusable]:
     mine = f"zookeeper://me:right@127.0.0.1:{server.port}/{root}"
     used(mine)
     theirs = mine.replace("right", SECRET)
-    yield Unusable(theirs, "belong to somebody else", nothing, mine, breaking=4, doctor=1)
+    yield Unusable(
+        theirs,
+        "belong to somebody else",
+        nothing,
+        mine,
+        breaking=4,
+        doctor=1,
+        finds="zookeeper.rights",
+    )
 
 
 @fault
 def zookeeper_host() -> Iterator[Unusable]:
     url = f"zookeeper://ann:{SECRET}@127.0.0.1:1"
     yield Unusable(url, "cannot be reached", nothing, f"{shared(ZooKeeper).url()}/{fresh()}")
+
+
+class ReadOnlyEnsemble(ZooKeeperEnsemble):
+    """Three servers, each of which would let others read without the rest."""
+
+    kind = ReadOnlyZooKeeper
+
+
+def without_the_others(kind: type[ZooKeeperEnsemble], mode: str, says: str) -> Iterator[Unusable]:
+    """Leave one server of three alone, until it says how it is."""
+    with kind.own() as ensemble:
+        used(ensemble.url())
+        alone, *others = ensemble.servers
+        for server in others:
+            server.kill()
+        until(lambda: mode in alone.says("srvr"), within=30)
+
+        def bring_back() -> None:
+            for server in others:
+                server.launch()
+            for server in ensemble.servers:
+                server.wait_until_ready()
+
+        yield Unusable(ensemble.url(), says, bring_back)
+
+
+@fault
+def zookeeper_quorum() -> Iterator[Unusable]:
+    says = "serves nobody, for it has lost the quorum; start the other servers"
+    yield from without_the_others(ZooKeeperEnsemble, "not currently serving", says)
+
+
+@fault
+def zookeeper_read_only() -> Iterator[Unusable]:
+    says = "is read-only, for it has lost the quorum; start the other servers"
+    yield from without_the_others(ReadOnlyEnsemble, "Mode: read-only", says)
 
 
 @fault
@@ -264,7 +358,9 @@ def objects_keys() -> Iterator[Unusable]:
     def correct() -> None:
         os.environ["AWS_SECRET_ACCESS_KEY"] = KEYS_SECRET
 
-    yield Unusable(url, "credentials for .* were refused", correct, doctor=1)
+    yield Unusable(
+        url, "credentials for .* were refused", correct, doctor=1, finds="objects.access"
+    )
 
 
 @fault

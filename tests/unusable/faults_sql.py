@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servers import MariaDB, Postgres, shared
-from small_disk import SmallMariaDB, SmallPostgres
+from small_disk import SmallBinlog, SmallMariaDB, SmallPostgres
 from unusable import SECRET, Unusable, fault, fresh, nothing, restarted, until_refused, used
 
 if TYPE_CHECKING:
@@ -69,7 +69,12 @@ def postgres_rights() -> Iterator[Unusable]:
         server.run(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {name}", database=name)
 
     yield Unusable(
-        url.replace("postgres@", f"{name}@"), "permission denied", grant, looks=0, doctor=1
+        url.replace("postgres@", f"{name}@"),
+        "permission denied",
+        grant,
+        looks=0,
+        doctor=1,
+        finds="postgres.privileges",
     )
 
 
@@ -93,7 +98,13 @@ def postgres_full() -> Iterator[Unusable]:
         server.disk.fill()
         until_refused(url)
         yield Unusable(
-            url, "no room left on its disk", server.disk.clear, looks=0, breaking=4, doctor=0
+            url,
+            "no room left on its disk",
+            server.disk.clear,
+            looks=0,
+            breaking=4,
+            doctor=1,
+            finds="postgres.writes",
         )
 
 
@@ -145,7 +156,15 @@ def mariadb_rights() -> Iterator[Unusable]:
         server.run(f"GRANT ALL ON {name}.* TO {name}@'127.0.0.1'")
 
     url = url.replace("post:secret", f"{name}:{SECRET}")
-    yield Unusable(url, "check password and privileges", grant, looks=0, breaking=4, doctor=1)
+    yield Unusable(
+        url,
+        "check password and privileges",
+        grant,
+        looks=0,
+        breaking=4,
+        doctor=1,
+        finds="mariadb.privileges",
+    )
 
 
 @fault
@@ -169,7 +188,12 @@ def mariadb_replica() -> Iterator[Unusable]:
 
         copy = f"mariadb://humble:{SECRET}@127.0.0.1:{replica.port}/test"
         yield Unusable(
-            copy, "is read-only: give the URL of the primary", promote, looks=0, doctor=1
+            copy,
+            "is read-only: give the URL of the primary",
+            promote,
+            looks=0,
+            doctor=1,
+            finds="mariadb.read_only",
         )
 
 
@@ -193,5 +217,31 @@ def mariadb_full() -> Iterator[Unusable]:
         server.disk.fill()
         until_refused(url)
         yield Unusable(
-            url, "is full: free some space", server.disk.clear, looks=0, breaking=4, doctor=0
+            url,
+            "is full: free some space",
+            server.disk.clear,
+            looks=0,
+            breaking=4,
+            doctor=0,  # it writes nothing there: see docs/doctor.md
+        )
+
+
+@fault
+def mariadb_full_log() -> Iterator[Unusable]:
+    """It answers to no commit until there is room, and looks for some once a minute.
+
+    Whoever does not want to wait for that starts it again. What nobody was told of is then undone.
+    """
+    with SmallBinlog.own() as server:
+        url = f"{server.database('test')}?timeout=1"
+        used(url)
+        server.disk.fill()
+        until_refused(url, times=1)  # the last page of a log may have room for some
+        yield Unusable(
+            url,
+            "did not answer|could not do it within 1 s|was lost",
+            lambda: restarted(server),
+            looks=0,
+            doctor=1,
+            finds="mariadb.stuck",
         )

@@ -87,6 +87,7 @@ def test_what_cannot_be_used_says_so_in_one_sentence_and_goes_on_once_mended(
         refuses(asker, broken, jobs=keeps_runs(url))
         broken.mend()
         goes_on(asker, url, jobs=keeps_runs(url))
+        assert not broken.finds or f"[{broken.finds}]" not in asker.asks(["doctor"], url).out
 
 
 def refuses(asker: Asker, broken: Unusable, *, jobs: bool) -> None:
@@ -102,6 +103,8 @@ def refuses(asker: Asker, broken: Unusable, *, jobs: bool) -> None:
             assert said.code in expected_of(verb, broken), (verb[0], said)
             if said.code == 3:
                 in_one_line(said, code=3, says="" if verb in LOOKING else broken.says)
+            if verb == ["doctor"] and broken.finds:
+                assert re.search(rf"breaks .*\[{broken.finds}\]$", said.out, re.MULTILINE), said
             assert SECRET not in said.out + said.err
     assert not asker.mark.exists()
     with (

@@ -17,7 +17,7 @@ from fencepost.world.flow import finish
 
 if TYPE_CHECKING:
     from servers import Running
-    from small_disk import OnSmallDisk
+    from small_disk import OnSmallDisk, SmallBinlog
 
 SECRET = "hunter2"
 _REFUSALS = 3  # in a row, until it is believed
@@ -33,6 +33,7 @@ class Unusable(NamedTuple):
     looks: int = 3  # the exit code of what only looks
     breaking: int = 3  # and of breaking a lock that is not there
     doctor: int | None = 3  # None: it may or may not be struck by the fault
+    finds: str = ""  # the code by which the doctor names it, as long as it is so
     gone: bool = False  # it has ended itself, and is then as any server that nobody runs
 
 
@@ -70,10 +71,10 @@ def used(url: str) -> None:
             assert fp.trigger("before", manual=True).status == "succeeded"
 
 
-def until_refused(url: str) -> None:
+def until_refused(url: str, *, times: int = _REFUSALS) -> None:
     """Take leases, and give none back, until the store has no room for another."""
     refused = 0
-    while refused < _REFUSALS:
+    while refused < times:
         refused = 0 if _takes(url, _REFUSALS) else refused + 1
 
 
@@ -107,7 +108,7 @@ def answers(url: str) -> bool:
     return True
 
 
-def restarted(server: OnSmallDisk) -> None:
+def restarted(server: OnSmallDisk | SmallBinlog) -> None:
     """Make room, and start the server again."""
     server.disk.clear()
     server.restart()

@@ -10,7 +10,7 @@ from fencepost.cli.main import FINE, UNREACHABLE, WRONG, say
 from fencepost.cli.reading import ledger_at
 from fencepost.cli.showing import bold, plain, print_json
 from fencepost.ledger.open import has_ledger
-from fencepost.model.observed import Observed, misfits
+from fencepost.model.observed import Observed, misfits, outlived
 from fencepost.model.run import State
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores.open import open_store, redacted
@@ -149,7 +149,14 @@ def _misfits(ledger: Ledger, *, notices_death: bool) -> Iterator[Symptom]:
         ]
         late = sum(record.state is State.TIMED_OUT for record in runs)
         lease, timeout = facts["lease"], facts.get("timeout")
-        yield from misfits(Observed(job.job, lease, timeout, took, late, notices_death))
+        lived_on = _outlived(ledger, job.job)
+        yield from misfits(Observed(job.job, lease, timeout, took, late, notices_death, lived_on))
+
+
+def _outlived(ledger: Ledger, job: str) -> int:
+    """Count the newest runs, ended or not, of which an attempt lived on after it was lost."""
+    runs = asked(ledger.runs(job, limit=_NEWEST))
+    return sum(outlived(asked(ledger.events(run.key))) for run in runs if run.losses)
 
 
 def _facts(job: JobRecord) -> dict[str, float]:

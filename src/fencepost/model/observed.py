@@ -8,7 +8,9 @@ from fencepost.model.symptom import Severity, Symptom
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from fencepost.model.run import RunEvent
 
 # A run may well take this much of its timeout; with more, the next slow day ends it.
 _CLOSE = 0.8
@@ -25,6 +27,17 @@ class Observed(NamedTuple):
     took: Sequence[float]  # those that succeeded
     timed_out: int
     notices_death: bool
+    outlived: int = 0  # how many were taken over from an attempt that lived on
+
+
+def outlived(events: Iterable[RunEvent]) -> bool:
+    """Say whether an attempt of this run was given up for lost, and wrote something after that.
+
+    It may also have lost its lease to an operator: that is not on record here.
+    """
+    told = [(event.what, event.token) for event in events]
+    lost = {token for what, token in told if what == "attempt_lost"}
+    return any(what == "stale_write" and token in lost for what, token in told)
 
 
 def misfits(seen: Observed) -> Iterator[Symptom]:
@@ -44,6 +57,16 @@ def misfits(seen: Observed) -> Iterator[Symptom]:
             Severity.RISK,
             f"job {seen.job!r} may take {shown(seen.timeout)}, and has taken {shown(longest)}",
             f"give it a timeout of {shown(longest * 2)} or more",
+        )
+    if seen.outlived:
+        yield Symptom(
+            "job.outlived",
+            Severity.RISK,
+            f"{seen.outlived} of the newest runs of job {seen.job!r} were taken over while the "
+            f"attempt before was still at work: its signs of life came too late for a lease of "
+            f"{shown(seen.lease)}, unless somebody broke it",
+            "give it a longer lease, or find out what held it up (a machine that slept, a busy "
+            "process, a slow way to the store), and fence what must not be written twice",
         )
     if not seen.notices_death and seen.took and seen.lease > max(_SHORT, longest * _MANY_TIMES):
         yield Symptom(

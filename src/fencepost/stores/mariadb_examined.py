@@ -40,11 +40,21 @@ _NEEDED = {
     ),
 }
 
+# Nothing is written to see whether there is room: on a full disk MariaDB 10.11 may abort while it
+# takes back what it could not finish.
+
+# What cannot write to its binary log waits, and everybody behind it. A user sees its own threads.
+_STUCK = "Waiting for someone to free space"
+_WAITING = """
+SELECT COUNT(*), COALESCE(MAX(time), 0)
+  FROM information_schema.processlist
+ WHERE state = %(state)s"""
+
 _KNOWN, _TABLES = "fencepost 1", 2
 
 
 def examined(server: MariaServer, wall: Callable[[], float]) -> list[Symptom]:
-    """Look at the server's settings, tables and clock."""
+    """Look at the server's settings, tables and clock; change nothing."""
     before = wall()
     [clock] = server.run(_CLOCK, {})
     after = wall()
@@ -54,6 +64,7 @@ def examined(server: MariaServer, wall: Callable[[], float]) -> list[Symptom]:
     return [
         *_tables(engines.rows),
         *(_rights(server) if len(engines.rows) == _TABLES and not _read_only(found) else ()),
+        *_stuck(server),
         *_log(found),
         *_cluster(found),
         *_clock(clock.rows[0][0] / 1e6, before, after),
@@ -102,6 +113,20 @@ def _may(server: MariaServer, statement: str) -> bool:
     except StoreUnfit:
         return False
     return True
+
+
+def _stuck(server: MariaServer) -> Iterator[Symptom]:
+    [answer] = server.run(_WAITING, {"state": _STUCK})
+    count, longest = answer.rows[0]
+    if count:
+        yield Symptom(
+            "mariadb.stuck",
+            Severity.BREAKS,
+            f"the server has waited for {longest} s for room on a disk, that of its binary log or "
+            "of its data: no commit is answered",
+            "free some space: it goes on by itself within a minute, and then does what it was "
+            "asked meanwhile",
+        )
 
 
 def _log(found: dict[str, str]) -> Iterator[Symptom]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.errors import FencepostError
+from fencepost.errors import FencepostError, StoreUnavailable, StoreUnfit
 from fencepost.model.symptom import Severity, Symptom
 from fencepost.world.postgres import Statement
 
@@ -36,12 +36,21 @@ SELECT name, setting FROM pg_settings
                                       'INSERT')::text""",
     prepared=False,
 )
+# A client cannot ask how much room a disk has, but it can write a little and see. A temporary table
+# is gone with its transaction, files and all; and what is in it does not go through the log: a
+# server that has no room for its log ends itself. Tables of this kind may have a disk of their own.
+_HERE = Statement("SELECT set_config('temp_tablespaces', '', true)", prepared=False)
+_WRITE = Statement(
+    """
+CREATE TEMPORARY TABLE fencepost_probe ON COMMIT DROP AS SELECT generate_series(1, 30000)""",
+    prepared=False,
+)
 _MOST_CLOCK_DIFFERENCE = 5.0
 _SPARE_CONNECTIONS = 10
 
 
 def examined(db: Postgres, wall: Callable[[], float]) -> list[Symptom]:
-    """Look at everything that the guarantees lean on; change nothing."""
+    """Look at everything that the guarantees lean on; leave nothing behind."""
     before = wall()
     try:
         rows = db.ask(_LOOK, (db.address.schema,), changes=False).rows
@@ -60,7 +69,8 @@ def examined(db: Postgres, wall: Callable[[], float]) -> list[Symptom]:
         *_of_pooler(db),
         *_of_durability(found),
         *_of_privileges(found, db.address.schema),
-        *_of_room(found),
+        *_of_connections(found),
+        *(() if _is_read_only(found) else _of_writes(db)),
         *_of_clock(found, here),
         *_of_timeouts(found),
     ]
@@ -102,7 +112,7 @@ def _of_durability(found: dict[str, Any]) -> list[Symptom]:
                 "set synchronous_commit = on for this role: ALTER ROLE … SET synchronous_commit",
             )
         )
-    if found["in recovery"] == "true" or found["default_transaction_read_only"] == "on":
+    if _is_read_only(found):
         symptoms.append(
             Symptom(
                 "postgres.read_only",
@@ -124,6 +134,36 @@ def _of_durability(found: dict[str, Any]) -> list[Symptom]:
     return symptoms
 
 
+def _is_read_only(found: dict[str, Any]) -> bool:
+    standby: bool = found["in recovery"] == "true"
+    return standby or bool(found["default_transaction_read_only"] == "on")
+
+
+def _of_writes(db: Postgres) -> list[Symptom]:
+    try:
+        db.batch([(_HERE, ()), (_WRITE, ())], changes=False)
+    except StoreUnfit:
+        return [
+            Symptom(
+                "postgres.untried",
+                Severity.NOTE,
+                "this user may not make temporary tables, so whether there is room on the disk was "
+                "not tried",
+                "watch the disk, or GRANT TEMPORARY on the database to it",
+            )
+        ]
+    except StoreUnavailable as error:
+        return [
+            Symptom(
+                "postgres.writes",
+                Severity.BREAKS,
+                f"1 MiB could not be written: {error}",
+                "until it can be, leases are neither granted nor renewed here",
+            )
+        ]
+    return []
+
+
 def _of_privileges(found: dict[str, Any], schema: str) -> list[Symptom]:
     lacking = [what for what, has in found.items() if what.startswith("may ") and has != "true"]
     if not lacking:
@@ -138,7 +178,7 @@ def _of_privileges(found: dict[str, Any], schema: str) -> list[Symptom]:
     ]
 
 
-def _of_room(found: dict[str, Any]) -> list[Symptom]:
+def _of_connections(found: dict[str, Any]) -> list[Symptom]:
     most = int(found["max_connections"]) - int(found["superuser_reserved_connections"])
     spare = most - int(found["connections"])
     if spare >= _SPARE_CONNECTIONS:

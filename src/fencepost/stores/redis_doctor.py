@@ -7,7 +7,7 @@ import re
 from fencepost.errors import Misuse, StoreUnavailable
 from fencepost.model.named import NamedTuple
 from fencepost.model.symptom import Severity, Symptom
-from fencepost.world.redis import Ear, Script, packed
+from fencepost.world.redis import Ear, Script, packed, refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Facts(NamedTuple):
     info: dict[str, str]
     settings: dict[str, str]
     ahead: float  # its clock less ours, in seconds
-    missing: dict[str, str]  # commands that we may not give, and what the server said
+    missing: dict[str, str]  # commands that are refused, and what the server said
     hidden: dict[str, str]  # what we could not find out, and why
 
 
@@ -75,6 +75,7 @@ def symptoms(facts: Facts, *, where: str) -> list[Symptom]:
         *_of_memory(facts, where),
         *_of_disk(facts, where),
         *_of_replicas(facts, where),
+        *_of_writes(facts, where),
         *_of_rights(facts, where),
     ]
     return sorted(found, key=lambda symptom: -symptom.severity)
@@ -135,7 +136,7 @@ def _of_disk(facts: Facts, where: str) -> list[Symptom]:
     if facts.info.get("aof_last_write_status", "ok") != "ok":
         found.append(Symptom(
             "redis.aof_fails", Severity.BREAKS, f"{where} could not write its append-only file",
-            "look into its log: the disk may be full",
+            "free some space, or look into its log: nothing is granted or renewed until then",
         ))  # fmt: skip
     sync = facts.settings.get("appendfsync", "always")
     if sync != "always":
@@ -167,6 +168,18 @@ def _of_replicas(facts: Facts, where: str) -> list[Symptom]:
     )]  # fmt: skip
 
 
+def _of_writes(facts: Facts, where: str) -> list[Symptom]:
+    """Say why the server refuses to write, though we are allowed to."""
+    reasons = {found for said in facts.missing.values() if (found := refusal(said)) is not None}
+    return [
+        Symptom(
+            "redis.writes", Severity.BREAKS, f"{where} {meaning}",
+            "until it writes again, leases are neither granted nor renewed here",
+        )
+        for word, meaning in sorted(reasons) if word != "READONLY"  # of which we speak elsewhere
+    ]  # fmt: skip
+
+
 def _of_rights(facts: Facts, where: str) -> list[Symptom]:
     grant = (
         "grant it: ACL SETUSER name +@read +@write +@scripting +@pubsub +time ~fp:* "
@@ -176,6 +189,7 @@ def _of_rights(facts: Facts, where: str) -> list[Symptom]:
     missing = [
         Symptom("redis.rights", Severity.BREAKS, f"{where} does not let us {word}: {said}", grant)
         for word, said in facts.missing.items()
+        if refusal(said) is None
     ]
     hidden = [
         Symptom("redis.hidden", Severity.NOTE, f"{where} does not let us see {what}: {said}", check)
@@ -237,4 +251,4 @@ def _missing(server: RedisServer, probe: str) -> dict[str, str]:
         server.read(b"SCAN", b"0", b"MATCH", b"fp:*", b"COUNT", b"1")
     except (Misuse, StoreUnavailable) as error:
         missing["SCAN"] = str(error)
-    return {word: said for word, said in missing.items() if "READONLY" not in said}
+    return missing

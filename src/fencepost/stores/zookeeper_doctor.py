@@ -6,6 +6,7 @@ import re
 
 from fencepost.errors import FencepostError
 from fencepost.model.symptom import Severity, Symptom
+from fencepost.world.zookeeper_words import trouble
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def examined(door: ZooKeeperDoor, paths: Paths) -> list[Symptom]:
     """Ask one server about itself and the ensemble; change nothing that lasts."""
     certain = door.session().certain
     found = _of_ensemble(door) + _of_settings(door.server_says("conf"))
+    found += _of_servers(door)
     if certain < _USUAL_TTL:
         what = (
             f"sessions last {door.negotiated:g} s at most, so a holder trusts its lease for "
@@ -56,6 +58,15 @@ def _of_ensemble(door: ZooKeeperDoor) -> list[Symptom]:
         remedy = "run an odd number of servers"
         return [Symptom("zookeeper.servers", Severity.NOTE, what, remedy)]
     return []
+
+
+def _of_servers(door: ZooKeeperDoor) -> list[Symptom]:
+    remedy = "start this server and let it reach the others, or take it out of the URL"
+    return [
+        Symptom("zookeeper.server", Severity.RISK, f"{server} {why}", remedy)
+        for server in door.servers
+        if (why := trouble(server)) is not None
+    ]
 
 
 def _of_settings(conf: str) -> list[Symptom]:

@@ -54,7 +54,7 @@ _RESTED = 1.0
 _REFUSALS = {
     "OOM": "is out of memory: raise maxmemory, or free some",
     "NOREPLICAS": "has too few replicas to write: see min-replicas-to-write",
-    "MISCONF": "cannot save to its disk and refuses writes: look into its log",
+    "MISCONF": "cannot save to its disk and refuses writes: free some space, or look into its log",
     "LOADING": "is still loading its data",
     "BUSY": "is busy with a script of somebody else",
     "MASTERDOWN": "is a replica that has lost its primary: name the primary in the URL",
@@ -74,6 +74,12 @@ _WORDS = {
 # How Redis 6, Redis 7 and Valkey say inside of a script what is NOPERM outside.
 _FORBIDDEN = re.compile(r"NOPERM|ACL failure|can't run this command")
 _REFUSAL = re.compile(r"\b({})\b".format("|".join(_REFUSALS)))
+
+
+def refusal(text: str) -> tuple[str, str] | None:
+    """Return the word by which a server refused, and what it means; None if it is no such word."""
+    found = _REFUSAL.search(text)
+    return None if found is None else (found[1], _REFUSALS[found[1]])
 
 
 class Address(NamedTuple):
@@ -377,9 +383,9 @@ class RedisServer:
         if isinstance(error, InvalidResponse):
             return StoreUnfit(f"what answers at {self.address} is no Redis: {text}")
         if isinstance(error, ResponseError) or "max number of clients" in text:
-            found = _REFUSAL.search(text)
+            found = refusal(text)
             if found is not None:
-                return StoreUnavailable(f"{where} {_REFUSALS[found[1]]} ({text})")
+                return StoreUnavailable(f"{where} {found[1]} ({text})")
             if "FENCEPOST" in text or "WRONGTYPE" in text:
                 return StoreUnfit(f"{where} holds a key of ours that we did not write: {text}")
             return StoreUnavailable(f"{where} refused: {text}")
@@ -455,6 +461,10 @@ def _greet(connection: Wire) -> None:
         connection.read_response()
     except NoPermissionError:
         pass  # a server nevertheless
+    except ResponseError as error:
+        if "MISCONF" not in str(error):
+            raise
+        # It cannot save and takes no writes, but whoever looks is answered. Only a greeting is not.
 
 
 def _is_open(connection: Wire) -> bool:

@@ -22,6 +22,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from fencepost.errors import BadUrl, OutcomeUnknown, StoreUnavailable, StoreUnfit
+from fencepost.world.zookeeper_words import lost_quorum
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _CONNECT_WITHIN = 3.0
 _GOODBYE_WITHIN = 2.0
+_EXPLAIN_WITHIN = 0.5
 # A leader may learn of a session's last sign of life half a tick late, and a tick is at most half
 # of the shortest session: so this share of a session is certain, whatever server goes down.
 CERTAIN = 0.75
@@ -95,7 +97,7 @@ class ZooKeeperDoor:
     ) -> None:
         self._world, self._hosts, self._wanted = world, hosts, session
         self._credentials = credentials
-        self.where = f"ZooKeeper at {hosts}"
+        self.where, self.servers = f"ZooKeeper at {hosts}", hosts.split(",")
         self.user = credentials[0] if credentials else ""
         self.asked = 0  # round trips, for tests that count them
         self.negotiated = 0.0
@@ -220,8 +222,17 @@ class ZooKeeperDoor:
                 _hang_up(client)  # kazoo would wait for a server that hangs as for a session
             if client._connection.connection_stopped.is_set():  # noqa: SLF001 -- the same
                 self._replace(client)  # its thread has died: the next call makes another
-            raise self._away("no server answers")
+            raise self._nobody()
         return client
+
+    def _nobody(self) -> StoreUnavailable:
+        """Return why there is no session: kazoo hears no more than that a server hangs up."""
+        why = lost_quorum(self._hosts, within=_EXPLAIN_WITHIN)
+        if why is None:
+            return self._away("no server answers")
+        return StoreUnavailable(
+            f"{self.where} grants no session: {why}; start the other servers of the ensemble"
+        )
 
     def _replace(self, client: KazooClient) -> None:
         with self._turn:

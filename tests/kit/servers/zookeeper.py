@@ -33,6 +33,7 @@ class ZooKeeper(Running):
 
     number = 0
     others = ""
+    jvm: Sequence[str] = ()  # words for its Java
 
     def prepare(self) -> None:
         """Write its settings."""
@@ -47,7 +48,7 @@ class ZooKeeper(Running):
         java, jar = on_path("java"), unpacked("usr/share/java/zookeeper.jar")
         if java is None or jar is None:
             missing("ZooKeeper", "zookeeper (and a Java runtime)")
-        jvm = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        jvm = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self.jvm]
         classes = f"{UNPACKED}/usr/share/java/*"
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return [str(java), *jvm, "-cp", classes, main, str(self.folder / "zoo.cfg")]
@@ -74,8 +75,16 @@ class ZooKeeper(Running):
         return f"zookeeper://127.0.0.1:{self.port}"
 
 
+class ReadOnlyZooKeeper(ZooKeeper):
+    """One of several that lets others read, should it lose the quorum."""
+
+    jvm = ("-Dreadonlymode.enabled=true",)
+
+
 class ZooKeeperEnsemble:
     """Three servers that agree."""
+
+    kind = ZooKeeper
 
     def __init__(self, servers: Sequence[ZooKeeper]) -> None:
         self.servers = servers
@@ -85,7 +94,7 @@ class ZooKeeperEnsemble:
     def own(cls) -> Iterator[Self]:
         """Run three servers for as long as the block lasts."""
         servers = [
-            ZooKeeper(Path(tempfile.mkdtemp(prefix=f"fencepost-zookeeper-{number}-")))
+            cls.kind(Path(tempfile.mkdtemp(prefix=f"fencepost-zookeeper-{number}-")))
             for number in (1, 2, 3)
         ]
         lines = [f"server.{number}=127.0.0.1:{free_port()}:{free_port()}\n" for number in (1, 2, 3)]
