@@ -1,13 +1,17 @@
-"""Guarded runs that do nothing, on PostgreSQL: one at a time, and by 16 at once beside pgqueuer.
+"""Guarded runs that do nothing, on PostgreSQL: by one worker, by 16 at once, and by triggers.
 
-*One at a time* is ``fp.trigger`` beside two raw commits by psycopg that leave the same rows behind:
-a run and its lease are written, and changed. A second floor writes one row only. Sides take turns.
+The floor of one worker is two raw commits by psycopg for each run, which leave the same rows
+behind: a run and its lease are written, and changed. Another floor writes one row only.
 
-*By 16 at once* is ``fp.run(concurrency=16)`` beside the workers of pgqueuer and of procrastinate,
-each with 16 at once. All jobs are stored and due before the first is begun; to store them is timed
-for nobody. fencepost is timed from the first claim to the last recorded end, by the server's clock;
-a peer from its first body to its last. Statements (top level) and bytes of WAL per run are counted
-by the server while jobs are drained. Rounds alternate, each in a database of its own.
+*By one worker* is ``fp.run(concurrency=1)``, *by 16 at once* ``fp.run(concurrency=16)``, the latter
+beside the workers of pgqueuer and of procrastinate, each with 16 at once. All jobs are stored and
+due before the first is begun; to store them is timed for nobody. fencepost is timed from the first
+claim to the last recorded end, by the server's clock; a peer from its first body to its last.
+Statements (top level) and bytes of WAL per run are counted by the server while jobs are drained.
+Rounds alternate, each in a database of its own.
+
+*By triggers* is ``fp.trigger``, one after the other, in turns with the floor: two commits each
+time, and nothing can be done by the batch. It has no target, but its cost should be known.
 
     python bench/postgres_runs.py [--quick]
 """
@@ -139,16 +143,53 @@ def main() -> None:
     quick = "--quick" in sys.argv
     with Server.own() as server:
         server.run("CREATE EXTENSION pg_stat_statements")
-        alone = one_at_a_time(server, rounds=8 if quick else 40, per_round=25 if quick else 40)
         count, rounds = (1_000, 2) if quick else (4_000, 7)
+        alone = by_one_worker(server, count=count, rounds=rounds)
         together = at_once(server, count=count, rounds=rounds)
-    harness.result("postgres_runs", alone=alone, at_once=together)
+        asked = by_triggers(server, rounds=8 if quick else 40, per_round=25 if quick else 40)
+    harness.result("postgres_runs", alone=alone, at_once=together, triggers=asked)
 
 
-# One at a time.
+# By one worker.
 
 
-def one_at_a_time(server: Postgres, *, rounds: int, per_round: int) -> harness.Row:
+def by_one_worker(server: Postgres, *, count: int, rounds: int) -> harness.Row:
+    floors: dict[str, list[float]] = {FLOOR: [], ONE_ROW: []}
+    answers: list[dict[str, Any]] = []
+    for number in range(rounds):
+        name = f"one_worker_{number}"
+        url = server.database(name)
+        for statement in _TABLES.split(";"):
+            server.run(statement, database=name)
+        with psycopg.connect(url, autocommit=True) as db:
+            for side, run in {FLOOR: committing(db), ONE_ROW: committing_a_row(db)}.items():
+                for _ in range(50):
+                    run()
+                began = time.perf_counter()
+                for _ in range(count):
+                    run()
+                floors[side].append(count / (time.perf_counter() - began))
+        answers.append(drained(server, name, count, None, workers=1))
+        server.run(f'DROP DATABASE "{name}" WITH (FORCE)')
+    rates = [rate(one) for one in answers]
+    rows: list[harness.Row] = [
+        {"side": side, "runs/s": harness.Spread.of(got)} for side, got in floors.items()
+    ]
+    harness.table(f"{count:,} no-op runs on PostgreSQL, by one worker", [row(OURS, answers), *rows])
+    ratio, of_row = (harness.ratios(rates, floors[base]) for base in (FLOOR, ONE_ROW))
+    judged = ALONE.judged(ratio.median)
+    print(f"\nrate: {ratio} of the floor; target {judged}; of two commits of one row: {of_row}")
+    return {
+        "ratio": ratio._asdict(),
+        "target": judged,
+        "ratio_to_one_row": of_row._asdict(),
+    }
+
+
+# One trigger after the other.
+
+
+def by_triggers(server: Postgres, *, rounds: int, per_round: int) -> harness.Row:
     url = server.database("alone")
     for statement in _TABLES.split(";"):
         server.run(statement, database="alone")
@@ -158,7 +199,6 @@ def one_at_a_time(server: Postgres, *, rounds: int, per_round: int) -> harness.R
         medians = harness.in_turn(sides, rounds=rounds, per_round=per_round)
         counted = {side: counting(server, run, "alone") for side, run in sides.items()}
     ratio, of_row = (harness.ratios(medians[base], medians[OURS]) for base in (FLOOR, ONE_ROW))
-    judged = ALONE.judged(ratio.median)
     rows: list[harness.Row] = [
         {
             "µs per run": side,
@@ -167,11 +207,10 @@ def one_at_a_time(server: Postgres, *, rounds: int, per_round: int) -> harness.R
         }
         for side, times in medians.items()
     ]
-    harness.table("Guarded no-op runs on PostgreSQL, one at a time", rows)
-    print(f"\nrate: {ratio} of the floor; target {judged}; of two commits of one row: {of_row}")
+    harness.table("Guarded no-op runs on PostgreSQL, one trigger after the other", rows)
+    print(f"\nrate: {ratio} of the floor; of two commits of one row: {of_row}")
     return {
         "ratio": ratio._asdict(),
-        "target": judged,
         "ratio_to_one_row": of_row._asdict(),
         "counted": counted,
     }
@@ -269,11 +308,16 @@ def at_once(server: Postgres, *, count: int, rounds: int) -> harness.Row:
 
 
 def drained(
-    server: Postgres, database: str, count: int, words: tuple[str, ...] | None
+    server: Postgres,
+    database: str,
+    count: int,
+    words: tuple[str, ...] | None,
+    *,
+    workers: int = WORKERS,
 ) -> dict[str, Any]:
     """Have a side store its jobs, then count while it drains them."""
     url = server.url(database)
-    crew = harness.Crew(__file__, url, str(count), str(WORKERS), count=1, words=words)
+    crew = harness.Crew(__file__, url, str(count), str(workers), count=1, words=words)
     crew.hear()
     before = counters(server, database)
     (answer,) = crew.ask(go=True)
@@ -300,7 +344,7 @@ def rate(answer: dict[str, Any]) -> float:
 # What our worker does.
 
 
-def work(url: str, count: int) -> None:
+def work(url: str, count: int, workers: int) -> None:
     done: list[None] = []
     with Fencepost(url) as fp:
         fp.job("noop")(lambda: done.append(None))
@@ -312,7 +356,7 @@ def work(url: str, count: int) -> None:
         def drain(go: bool) -> harness.Row:  # noqa: FBT001 -- an order has one word
             assert go
             cpu = harness.cpu_seconds()
-            thread = threading.Thread(target=lambda: fp.run(concurrency=WORKERS, signals=False))
+            thread = threading.Thread(target=lambda: fp.run(concurrency=workers, signals=False))
             thread.start()
             give_up = time.monotonic() + PATIENCE
             while len(done) < count and time.monotonic() < give_up:
@@ -336,6 +380,6 @@ def recorded(url: str) -> harness.Row:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        work(sys.argv[2], int(sys.argv[3]))
+        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
     else:
         main()

@@ -92,12 +92,16 @@ SELECT :namespace, name, token, new_token, holder, operator, reason, {_NOW_US}
   FROM json_to_recordset(:rows::json)
     AS new (name text, token bigint, new_token bigint, holder text, operator text, reason text)""")
 
+# Said beside the join: so only these are read, whatever way is taken.
+_AMONG = "lease.key = ANY(ARRAY(SELECT key FROM json_to_recordset(:rows::json) AS old (key bytea)))"
+
 # Leases of those who have ended with them, or vanished; not of who has renewed it meanwhile.
-DROP = said("""
+DROP = said(f"""
 WITH gone AS (
     DELETE FROM fencepost_lease AS lease
      USING json_to_recordset(:rows::json) AS old (key bytea, seen_token bigint, seen_beat bigint)
-     WHERE lease.key = old.key AND lease.token = old.seen_token AND lease.beat = old.seen_beat
+     WHERE {_AMONG} AND lease.key = old.key
+       AND lease.token = old.seen_token AND lease.beat = old.seen_beat
     RETURNING 1)
 SELECT fencepost_insist((SELECT count(*) FROM gone) = :count)""")
 
@@ -106,7 +110,8 @@ CLAMP = said(f"""
 UPDATE fencepost_lease AS lease
    SET expires_us = {_NOW_US} + lease.ttl_us
   FROM json_to_recordset(:rows::json) AS old (key bytea)
- WHERE lease.key = old.key AND lease.held AND lease.expires_us > {_NOW_US} + lease.ttl_us""")
+ WHERE {_AMONG} AND lease.key = old.key AND lease.held
+   AND lease.expires_us > {_NOW_US} + lease.ttl_us""")
 
 # The lease of an attempt, as long as it has it.
 OWNED = f"lease.key = {_KEY} AND lease.nonce = :nonce AND lease.token = :token"
