@@ -33,6 +33,11 @@ class Dialect(NamedTuple):
     # no short way to say so, they are read and written as whole rows.
     end_all: Any = None
     pass_all: Any = None
+    # Where instances listen, what says something there, and what marks a run that is waited for:
+    # None of it where the server carries no words.
+    channel: str = ""
+    rouse: Any = None
+    mark_awaited: Any = None
 
 
 class Answer(Protocol):
