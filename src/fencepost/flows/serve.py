@@ -35,7 +35,7 @@ _MOST_DOUBTS = 5
 
 
 class Pace(NamedTuple):
-    """How often an instance says that it lives, looks for the runs of those who do not, and looks."""
+    """How often an instance says that it lives, looks for those who do not, and looks at all."""
 
     attend: float = 5.0
     sweep: float = 1.0
