@@ -375,6 +375,28 @@ def test_where_nobody_reads_what_is_said_nothing_more_is(
         finish(full.close())
 
 
+def test_a_ledger_from_before_there_were_words_is_brought_up_to_date() -> None:
+    fields = {"namespace": f"{fresh_namespace()}-{time.time_ns()}"}
+    server = shared(QuickPostgres)
+    url = server.database("before")
+    old = opened_postgres(f"{url}?advisory=off", **fields)
+    run = begun(old)
+    finish(old.close())
+    for change in (
+        "DROP TRIGGER fencepost_run_awaited ON fencepost_run",
+        "DROP FUNCTION fencepost_run_awaited",
+        "ALTER TABLE fencepost_run DROP COLUMN awaited",
+        "UPDATE fencepost_schema SET version = 2 WHERE part = 'ledger'",
+    ):
+        server.run(change, database="before")
+    new = opened_postgres(f"{url}?advisory=off", **fields)
+    waits(new)
+    put_off(url, new, WAITS)
+    finish(new.finish(end_of(run).attempt, DONE))
+    assert put_off_for(new, WAITS) <= 0
+    finish(new.close())
+
+
 def test_the_channel_of_any_namespace_is_a_name_that_the_server_takes_as_it_is() -> None:
     names = {channel_of(schema, space) for schema in ("a", "b" * 63) for space in ("", "x" * 999)}
     assert len(names) == 4
