@@ -9,8 +9,9 @@ from contextlib import suppress
 
 from fencepost.errors import Misuse
 from fencepost.flows.course import Doors
-from fencepost.flows.ring import ring
+from fencepost.flows.ring import Bell, ring
 from fencepost.flows.serve import serve
+from fencepost.hearing import Hearing
 from fencepost.scheduling import CLOSING, crew_here, grace_of, size_of
 from fencepost.serving_aio import TaskCrew
 
@@ -41,7 +42,7 @@ async def run_here(
     crew = scheduling.crew = TaskCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
     handled: dict[int, Any] = {}
-    stop = world.signal()
+    bell, hearing = Bell(world), None
     bells: asyncio.Task[None] | None = None
     try:
         if signals and threading.current_thread() is threading.main_thread():
@@ -50,10 +51,14 @@ async def run_here(
                 asyncio.get_running_loop().add_signal_handler(number, _stop, crew, handled)
                 handled[number] = before
         if alarms is not None:
-            bells = asyncio.create_task(ring(alarms, stop, emit=scheduling.emit))
-        await serve(Doors(world, working.ledger), scheduling.serving.office, crew)
+            flow = ring(alarms, bell, emit=scheduling.emit, look=scheduling.pace.look)
+            bells = asyncio.create_task(flow)
+        hearing = Hearing(scheduling, crew, bell)
+        await serve(Doors(world, working.ledger), scheduling.office, crew)
     finally:
-        stop.set()
+        bell.stop()
+        if hearing is not None:
+            hearing.close()
         try:
             await _ended(crew, bells)
         finally:

@@ -7,8 +7,9 @@ import threading
 
 from fencepost.errors import Misuse
 from fencepost.flows.course import Doors
-from fencepost.flows.ring import ring
+from fencepost.flows.ring import Bell, ring
 from fencepost.flows.serve import serve
+from fencepost.hearing import Hearing
 from fencepost.scheduling import CLOSING, crew_here, grace_of, size_of
 from fencepost.serving import ThreadCrew
 from fencepost.world.flow import finish
@@ -42,13 +43,17 @@ def run_here(
     crew.grace = length
     handled: dict[int, Any] = {}
     bells: _Bells | None = None
+    hearing: Hearing | None = None
     try:
         if signals:
             _handle(crew, handled)
         if alarms is not None:
             bells = _Bells(scheduling, alarms)
-        finish(serve(Doors(world, working.ledger), scheduling.serving.office, crew))
+        hearing = Hearing(scheduling, crew, None if bells is None else bells.bell)
+        finish(serve(Doors(world, working.ledger), scheduling.office, crew))
     finally:
+        if hearing is not None:
+            hearing.close()
         try:
             _end(crew, bells)
         finally:
@@ -74,13 +79,13 @@ class _Bells:
 
     def __init__(self, scheduling: Scheduling, alarms: Alarms) -> None:
         self._scheduling, self._alarms = scheduling, alarms
-        self._stop = scheduling.world.signal()
+        self.bell = Bell(scheduling.world)
         self._thread = threading.Thread(target=self._ring, name="fencepost-alarms", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Fire no more."""
-        self._stop.set()
+        self.bell.stop()
 
     def join(self) -> None:
         """Wait for what is being fired."""
@@ -91,7 +96,8 @@ class _Bells:
         self._thread.join(left + 1.0)
 
     def _ring(self) -> None:
-        finish(ring(self._alarms, self._stop, emit=self._scheduling.emit))
+        emit, look = self._scheduling.emit, self._scheduling.pace.look
+        finish(ring(self._alarms, self.bell, emit=emit, look=look))
 
 
 def stop_here(scheduling: Scheduling, *, grace: Duration | None) -> None:

@@ -9,10 +9,10 @@ from functools import partial
 from fencepost.errors import BadSchedule, BadSlot, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.course import Doors
 from fencepost.flows.handoff import outcome_of
-from fencepost.flows.serve import announce, event_of, off_of
+from fencepost.flows.serve import Pace, announce, event_of, off_of
 from fencepost.flows.trigger import Crashed
 from fencepost.holding import operator_here
-from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL, Ask, Lane
+from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL, Ask, Lane, cancel_word
 from fencepost.model.cohort import ORPHAN_AFTER
 from fencepost.model.definition import Definition, JobRecord
 from fencepost.model.duration import positive, seconds
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from fencepost.flows.serve import Office
     from fencepost.holding import Holding
     from fencepost.jobs import Job
     from fencepost.ledger.planning import Begun, Place, Planner, Slots, Ticked
@@ -84,6 +85,7 @@ class Scheduling:
         self._serving: Serving | None = None
         self._announced = -1
         self.build, self.orphan_after = build, orphan_after
+        self.pace = Pace()
 
     @property
     def serving(self) -> Serving:
@@ -98,6 +100,17 @@ class Scheduling:
                 orphan_after=self.orphan_after,
             )
         return self._serving
+
+    @property
+    def office(self) -> Office:
+        """What the flow of an instance asks of it."""
+        return self.serving.office._replace(pace=self.pace)
+
+    def hurry(self, word: str) -> None:
+        """Have an attempt of ours hear at once that it is to end, if the word is about one."""
+        for nonce in list(self.working.courses):
+            if cancel_word(nonce) == word:
+                self._holding.keeper.charges.hurry(nonce)
 
     def emit(self, event: JobEvent) -> None:
         """Tell whoever listens."""

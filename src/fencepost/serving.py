@@ -283,6 +283,10 @@ class ThreadCrew:
         except Empty:
             return
 
+    def wake(self) -> None:
+        """Have the one who serves look now, whatever it waits for."""
+        self._ends.put(None)
+
     def stop(self, grace: float) -> None:
         """Begin nothing more, and give back what has not ended after ``grace``."""
         self.recall_at = self._world.clocks.boottime() + grace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import suppress
 from functools import partial
 
 from fencepost.errors import RunLost
@@ -31,7 +32,7 @@ class TaskCrew:
         self._serving, self._working, self._world, self._size = serving, working, world, size
         self._told: list[Told] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._signal = asyncio.Event()
+        self._signal, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._dismissed = False
         self.pid = os.getpid()
         self._server = asyncio.current_task()
@@ -73,6 +74,11 @@ class TaskCrew:
                 await self._signal.wait()
         except TimeoutError:
             return
+
+    def wake(self) -> None:
+        """Have the one who serves look now; from any thread."""
+        with suppress(RuntimeError):  # the loop is closed, and nobody serves any more
+            self._loop.call_soon_threadsafe(self._signal.set)
 
     def stop(self, grace: float) -> None:
         """Begin nothing more, and give back what has not ended after ``grace``."""

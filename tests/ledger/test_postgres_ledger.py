@@ -111,7 +111,8 @@ def raw(space: str, state: State) -> str:
     row = dict.fromkeys(zeros.split(), 0) | dict.fromkeys(words.split(), "")
     import json
 
-    fixed = {"namespace": space, "job": "job", "lock": "job", "token": 7, "solitary": False}
+    fixed = {"namespace": space, "job": "job", "lock": "job", "token": 7}
+    fixed |= {"solitary": False, "awaited": False}
     return json.dumps({**row, **fixed, "state": state.value})
 
 

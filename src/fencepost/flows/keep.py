@@ -44,7 +44,7 @@ class Hold:
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
         *("owner", "on_loss", "beat", "pinned", "ending", "_emit", "_chatty", "_phase", "_slow"),
-        *("_max_hold", "lean", "patience"),
+        *("_max_hold", "lean", "patience", "hurried"),
     )
     name: str
     token: int
@@ -71,6 +71,7 @@ class Hold:
         self.beat: Callable[[LeaseStore, float], Flow[Grant]] | None = None
         # Since when our own write transaction keeps everybody else out: nobody can take the lease.
         self.pinned = 0.0
+        self.hurried = -_NEVER  # when it was last said that there is something to hear
         self._slow = False
         self.lean: Lean | None = None  # what else is to be proven, all the time
         self.patience = _NEVER  # how long one who asks can wait for a proof
@@ -168,6 +169,8 @@ class Hold:
         self.next_try = renew_due(self.trust)
         if self.beat is not None:
             self.next_try = min(self.next_try, sent + LONGEST_SILENCE)
+        if self.hurried >= sent:  # perhaps that one was answered before it was said
+            self.next_try = self.hurried
         self.mention("renewed")
 
     def lose(self, why: str) -> None:
@@ -237,6 +240,13 @@ class Charges:
         """Give back whatever that nonce may have been granted."""
         self._ghosts[name, nonce] = (0, self._world.clocks.boottime())
         self._signal.set()
+
+    def hurry(self, nonce: str) -> None:
+        """Have a lease renewed now: somebody has said something about its run."""
+        hold = self._holds.get(nonce)
+        if hold is not None:
+            hold.hurried = hold.next_try = self._world.clocks.boottime()
+            self._look_at(hold.next_try)
 
     def stop(self) -> None:
         """Let the keeper end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencepost.errors import FencepostError
+from fencepost.ledger.planning import LOOK
 from fencepost.model.event import JobEvent
 from fencepost.model.named import Protocol
 
@@ -10,11 +11,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fencepost.world.api import Signal
+    from fencepost.world.api import World
 
-# Others may set an alarm at any time, so it is asked again every now and then.
-_LOOK = 1.0
 _LONGEST_PAUSE = 5.0
+# How soon after it was struck to look once more: who sets many alarms does not strike for each.
+ECHO = 0.1
 
 
 class Alarms(Protocol):
@@ -27,16 +28,54 @@ class Alarms(Protocol):
         """Fire what is due."""
 
 
-async def ring(alarms: Alarms, stop: Signal, *, emit: Callable[[JobEvent], None]) -> None:
-    """Fire what is due, again and again. A ledger that is away is asked again, less and less."""
+class Bell:
+    """What wakes the one who rings, from any thread: an alarm that was set, or the end."""
+
+    def __init__(self, world: World) -> None:
+        self._signal = world.signal()
+        self._struck = False
+        self.stopped = False
+
+    def strike(self) -> None:
+        """Have it looked at what is due: somebody has set an alarm."""
+        self._struck = True
+        self._signal.set()
+
+    def stop(self) -> None:
+        """Fire no more."""
+        self.stopped = True
+        self._signal.set()
+
+    async def rest(self, seconds: float) -> bool:
+        """Wait until it is struck or stopped, at most so long; say whether it was struck."""
+        await self._signal.wait(seconds)
+        # What is said from here on is heard at the next rest, and what was said before has
+        # happened: whoever looks now sees it.
+        self._signal.clear()
+        struck, self._struck = self._struck, False
+        return struck
+
+
+async def ring(
+    alarms: Alarms, bell: Bell, *, emit: Callable[[JobEvent], None], look: float = LOOK
+) -> None:
+    """Fire what is due, again and again. A ledger that is away is asked again, less and less.
+
+    Others may set an alarm at any time, so it is asked every ``look`` seconds if nothing is heard.
+    """
     pause, trouble = 0.0, 0.05
-    while not await stop.wait(pause):
+    while True:
+        struck = await bell.rest(pause)
+        if bell.stopped:
+            return
         try:
             due = await alarms.due_in()
             if due is not None and due <= 0:
                 await alarms.fire()
                 due = 0.0
-            pause, trouble = _LOOK if due is None else min(due, _LOOK), 0.05
+            pause, trouble = look if due is None else min(due, look), 0.05
         except FencepostError as error:
             emit(JobEvent("unconfirmed", "", "", 0, (("error", str(error)),)))
             pause, trouble = trouble, min(trouble * 2, _LONGEST_PAUSE)
+        if struck:
+            pause = min(pause, ECHO)

@@ -8,7 +8,7 @@ sleep, deploy or crash, the next tick decides from what the ledger has.
 from __future__ import annotations
 
 from fencepost.errors import FencepostError, OutcomeUnknown, RunLost, StoreUnavailable
-from fencepost.ledger.planning import Ask
+from fencepost.ledger.planning import LOOK, Ask
 from fencepost.model.event import JobEvent
 from fencepost.model.named import NamedTuple, Protocol
 from fencepost.model.slot import shown
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fencepost.model.definition import Definition
     from fencepost.model.run import RunRecord
 
-# How often an instance says that it lives, looks for runs whose holder does not, and looks at all.
-ATTEND, SWEEP, LOOK = 5.0, 1.0, 1.0
 # By how much the ledger's clock must differ from what ours lets expect.
 _JUMP = 5.0
 _PRUNE = 60.0
@@ -34,6 +32,14 @@ BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 # How often one who stops asks again what it was granted, if no answer comes.
 _MOST_DOUBTS = 5
+
+
+class Pace(NamedTuple):
+    """How often an instance says that it lives, looks for those who do not, and looks at all."""
+
+    attend: float = 5.0
+    sweep: float = 1.0
+    look: float = LOOK
 
 
 class Told(NamedTuple):
@@ -79,6 +85,7 @@ class Office(NamedTuple):
     stirs: Callable[[], frozenset[str]]
     emit: Callable[[JobEvent], None]
     known: Callable[[], int] | None = None  # how many jobs there are by now, if that may change
+    pace: Pace = Pace()
 
 
 async def serve(doors: Doors, office: Office, crew: Crew) -> None:
@@ -89,6 +96,7 @@ async def serve(doors: Doors, office: Office, crew: Crew) -> None:
 class _Serving:
     def __init__(self, doors: Doors, office: Office, crew: Crew) -> None:
         self._doors, self._office, self._crew = doors, office, crew
+        self._pace = office.pace
         self._planner, self._clock = doors.ledger.planner, doors.world.clocks.boottime
         self._attend_at = self._sweep_at = self._clock()
         self._prune_at = self._clock() + _PRUNE * doors.world.dice()
@@ -170,7 +178,7 @@ class _Serving:
                 since=self._left,
             )
             if sweep:
-                self._sweep_at = now + SWEEP
+                self._sweep_at = now + self._pace.sweep
         elif crew.stopping:
             ask = ask._replace(room=0)
         self._ask = ask  # until its answer is known, it is the only one
@@ -207,11 +215,11 @@ class _Serving:
 
     def _rest(self, ticked: Ticked) -> float:
         if ticked.full and not self._crew.room(0):
-            due = SWEEP  # what is due waits for room, and room makes itself heard
+            due = self._pace.sweep  # what is due waits for room, and room makes itself heard
         else:
-            due = LOOK if ticked.pause is None else ticked.pause
+            due = self._pace.look if ticked.pause is None else ticked.pause
         now = self._clock()
-        due = min(due, LOOK, ticked.soon)
+        due = min(due, self._pace.look, ticked.soon)
         return max(0.0, min(due, self._attend_at - now, self._sweep_at - now))
 
     async def _see_to_others(self) -> None:
@@ -219,7 +227,7 @@ class _Serving:
         now = self._clock()
         if now >= self._attend_at:
             notes = await self._planner.attend(self._office.instance)
-            self._attend_at = now + ATTEND
+            self._attend_at = now + self._pace.attend
             if self._unknown or any(note.what == "unknown_instance" for note in notes):
                 # We were away for so long that others took us for gone.
                 self._unknown = True
@@ -236,7 +244,7 @@ class _Serving:
         if now >= self._prune_at and not self._crew.stopping:
             self._prune_at = now + _PRUNE
             if await self._planner.prune(most=_MOST_PRUNED) >= _MOST_PRUNED:
-                self._prune_at = now + SWEEP
+                self._prune_at = now + self._pace.sweep
 
     # What to tell.
 

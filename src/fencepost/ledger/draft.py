@@ -8,6 +8,7 @@ it, and it is done again from the start.
 
 from __future__ import annotations
 
+from fencepost.ledger.draft_rousing import marks
 from fencepost.ledger.draft_usual import Usual, ended
 from fencepost.ledger.draft_values import (
     DraftLease,
@@ -71,6 +72,7 @@ class Draft:
         self._jobs: dict[str, JobRecord | None] = {}
         self._jobs_read: dict[str, tuple[JobRecord, str]] = {}
         self._events: list[RunEvent] = []
+        self.awaited: set[RunKey] = set()  # runs that something begins to wait for
         self._counts: dict[tuple[RunKey, str, str], int] = {}
         self._along: list[tuple[Step, Callable[[Sequence[tuple[Any, ...]]], None]]] = []
         self.also: list[Callable[[], list[Step]]] = []  # what writes what others keep beside it
@@ -385,8 +387,8 @@ class Draft:
 
     def _steps(self) -> list[Step]:
         """Return what writes all that has changed: runs before leases, as every verb does it."""
-        steps = [*self._run_steps(), *self._lease_steps(), *self._job_steps(), *self._told_steps()]
-        return steps + [step for others in self.also for step in others()]
+        steps = [*self._run_steps(), *marks(self), *self._lease_steps(), *self._job_steps()]
+        return [*steps, *self._told_steps(), *(step for more in self.also for step in more())]
 
     def _run_steps(self) -> list[Step]:
         begun: list[RunRecord] = []

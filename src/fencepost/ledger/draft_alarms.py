@@ -10,6 +10,8 @@ import itertools
 
 from fencepost.errors import LeaseLost
 from fencepost.ledger.draft_alarm_values import ALARM_WIDTH, alarm_of
+from fencepost.ledger.draft_rousing import rouse
+from fencepost.ledger.planning import ALARM, LOOK
 from fencepost.model.alarm import (
     AlarmEnd,
     AlarmRecord,
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from fencepost.model.alarm import AlarmWant, Failure, Firing, Rearm, Setting
     from fencepost.world.api import World
 
+# Whoever sets many alarms that are due at once wakes others no more often than this, in seconds:
+# commits that say something come one after the other, in the whole of a database.
+_SELDOM = 0.05
+
 
 class DraftAlarms:
     """Alarms in the rows of one database, which is told about them in the words of ``sql``."""
@@ -48,6 +54,7 @@ class DraftAlarms:
     def __init__(self, world: World, ledger: DraftLedger, sql: ModuleType) -> None:
         self._world, self._ledger, self._sql = world, ledger, sql
         self._namespace = ledger.namespace
+        self._rouse_at = 0.0
 
     async def set(self, setting: Setting) -> AlarmRecord:
         """Set an alarm, in place of what there was."""
@@ -55,7 +62,10 @@ class DraftAlarms:
         def work(draft: Draft) -> AlarmRecord:
             shelf = _Shelf(draft, self._namespace, self._sql)
             known, floor = shelf.read_alone(setting.kind, setting.key)
-            return shelf.put(set_record(known, setting, floor=floor, now=draft.now))
+            record = shelf.put(set_record(known, setting, floor=floor, now=draft.now))
+            if record.wake_at <= draft.now + LOOK and self._may_rouse():
+                rouse(draft, ALARM)
+            return record
 
         return await self._world.call(self._ledger.drafted, work)
 
@@ -124,6 +134,14 @@ class DraftAlarms:
         return await self._world.call(self._prune, limit)
 
     # What runs behind the door.
+
+    def _may_rouse(self) -> bool:
+        """Say whether to wake others: who is woken looks once more a moment later, by itself."""
+        now = self._world.clocks.boottime()
+        if now < self._rouse_at:
+            return False
+        self._rouse_at = now + _SELDOM
+        return True
 
     def _next_due(self, kinds: Iterable[str]) -> NextDue:
         values = {"namespace": self._namespace, "kinds": list(kinds)}

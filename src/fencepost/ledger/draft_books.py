@@ -7,6 +7,8 @@ not undo what was decided: the answer to a stale writer is returned, so that the
 from __future__ import annotations
 
 from fencepost.errors import RunLost, UnknownRun
+from fencepost.ledger.draft_rousing import rouse
+from fencepost.ledger.planning import cancel_word
 from fencepost.model.claim import Claimed, Facts, Verdict, decide, leases_of, passed_on
 from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.definition import JobRecord
@@ -35,6 +37,8 @@ def claim(draft: Draft, want: Want) -> Claimed:
     if decision.verdict is Verdict.GO:
         return _go(draft, want, facts, decision)
     run = facts.own
+    if decision.verdict in (Verdict.LATER, Verdict.REPLACE) and decision.blocker is not None:
+        draft.awaited.add(decision.blocker.key)
     if decision.change is not None:
         run = _change(draft, want, facts.own, decision.change)
     return Claimed(
@@ -75,6 +79,8 @@ def cancel(
     if run.state.terminal or (only_waiting and not run.fresh):
         return run
     run = run._replace(cancel_at=run.cancel_at or draft.now)
+    if run.state is State.RUNNING:
+        rouse(draft, cancel_word(run.holder.nonce))
     if run.state is State.RUNNING and not force:
         _tell(draft, run, "cancel_requested", operator)
         return draft.put(run)

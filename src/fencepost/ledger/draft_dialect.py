@@ -34,6 +34,11 @@ class Dialect(NamedTuple):
     # What says the usual by the column: where a server has no words for it, whole rows are read
     # and written.
     usual: Words | None = None
+    # Where instances listen, what says something there, and what marks a run that is waited for:
+    # None of it where the server carries no words.
+    channel: str = ""
+    rouse: Any = None
+    mark_awaited: Any = None
 
 
 class Answer(Protocol):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.draft_joined import Joined
     from fencepost.ledger.draft_planner import DraftPlanner
     from fencepost.ledger.draft_testimony import Testimony
+    from fencepost.ledger.planning import Ear
     from fencepost.model.claim import Claimed, Want
     from fencepost.model.definition import JobRecord
     from fencepost.model.ending import Settled
@@ -243,6 +244,11 @@ class DraftLedger:
 
     def ended(self, attempts: Iterable[Attempt]) -> None:
         """Vouch no more for attempts that have ended."""
+
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Have what is said to instances heard, where the server carries words."""
+        del heard
+        return None
 
     def watch(self) -> Watch:
         """Return how those who schedule find out who has died."""

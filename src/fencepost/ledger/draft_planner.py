@@ -9,8 +9,9 @@ from __future__ import annotations
 from fencepost.ledger import registering
 from fencepost.ledger.draft_desk import DraftDesk
 from fencepost.ledger.draft_roll import DraftOffice
+from fencepost.ledger.draft_rousing import rouse
 from fencepost.ledger.draft_values import event_of, instance_of, job_of, lane_of, run_of, span_of
-from fencepost.ledger.planning import PAGE, Begun, Note, Slots, Ticked
+from fencepost.ledger.planning import DUE, PAGE, Begun, Note, Slots, Ticked
 from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
 from fencepost.ledger.ticking import tick
 from fencepost.model.slot import RunKey
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.draft_bearings import Bearings
     from fencepost.ledger.draft_desk import Needs
     from fencepost.ledger.draft_ledger import DraftLedger
-    from fencepost.ledger.planning import Ask, Instance, InstanceRecord, Lane
+    from fencepost.ledger.planning import Ask, Ear, Instance, InstanceRecord, Lane
     from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.run import RunEvent
     from fencepost.world.api import World
@@ -138,6 +139,10 @@ class DraftPlanner:
         """Return what happened to all runs."""
         return [event_of(row) for row in await self._read(self._sql.FIND_ALL_EVENTS)]
 
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Hear what is said to instances, where the server carries words."""
+        return self._ledger.listen(heard)
+
     async def instances(self) -> list[InstanceRecord]:
         """Return all instances."""
         return [instance_of(row) for row in await self._read(self._sql.FIND_INSTANCES)]
@@ -159,7 +164,10 @@ class DraftPlanner:
             self._ledger.refuse_doubtful(draft)
             office = DraftOffice(draft, self._namespace, self._needs)
             office.open(jobs)
-            return work(office)
+            result = work(office)
+            if office.hastened:
+                rouse(draft, DUE)
+            return result
 
         return await self._world.call(self._ledger.drafted, inside)
 

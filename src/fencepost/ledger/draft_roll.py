@@ -13,6 +13,7 @@ from fencepost.ledger.draft_values import (
     instance_of,
     instance_row,
 )
+from fencepost.ledger.planning import LOOK
 from fencepost.model.cohort import Cohort
 
 TYPE_CHECKING = False
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.draft import Draft
     from fencepost.ledger.draft_desk import Needs
     from fencepost.ledger.draft_dialect import Step
-    from fencepost.ledger.planning import InstanceRecord
+    from fencepost.ledger.planning import InstanceRecord, Lane
     from fencepost.model.definition import Definition, JobRecord
 
 
@@ -41,6 +42,7 @@ class DraftOffice(DraftDesk):
         self._joined: set[tuple[str, str]] = set()
         self._parted: set[tuple[str, str]] = set()
         self._cohorts_put: set[tuple[str, str]] = set()
+        self.hastened = False  # whether something is due before others look again
         draft.also.append(self._roll_steps)
 
     def open(self, jobs: Iterable[str] = ()) -> None:
@@ -61,6 +63,19 @@ class DraftOffice(DraftDesk):
         self._instances = {record.instance.name: record for record in records}
         draft.took_runs(live, jobs=names)
         self._took_roll(names, *roll)
+
+    def put_job(self, job: JobRecord) -> None:
+        """Keep a job as it is now."""
+        before, due = self.job(job.job), job.next_due
+        if due is not None and due <= self.now + LOOK:
+            known = None if before is None else before.next_due
+            self.hastened |= known is None or due < known
+        super().put_job(job)
+
+    def put_lane(self, lane: Lane) -> Lane:
+        """Keep what is being made up; what is new or goes on does so at once."""
+        self.hastened |= not lane.ended_at
+        return super().put_lane(lane)
 
     def put_instance(self, record: InstanceRecord) -> None:
         """Keep an instance as it is now."""

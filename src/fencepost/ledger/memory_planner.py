@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from fencepost.ledger.memory import MemoryBooks, MemoryLedger
-    from fencepost.ledger.planning import Ask, Due, End, Instance, JobPlace, RunPlace, Ticked
+    from fencepost.ledger.planning import Ask, Due, Ear, End, Instance, JobPlace, RunPlace, Ticked
     from fencepost.model.claim import Want
     from fencepost.model.cohort import Cohort
     from fencepost.model.definition import Definition, JobRecord
@@ -154,6 +154,11 @@ class MemoryPlanner:
         """Return what happened to all runs."""
         with self._turn:
             return sorted(self._ledger.books.events, key=lambda event: event.key)
+
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Hear nothing: nobody says anything."""
+        del heard
+        return None
 
     async def instances(self) -> list[InstanceRecord]:
         """Return all instances."""

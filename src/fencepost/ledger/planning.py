@@ -6,6 +6,8 @@ and grants leases, all or nothing. Each verb may be repeated after ``OutcomeUnkn
 
 from __future__ import annotations
 
+import hashlib
+
 from fencepost.model.cohort import ORPHAN_AFTER
 from fencepost.model.named import NamedTuple, Protocol
 
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
 
 # How much of what is due is fetched at a time, at most.
 PAGE = 500
+# How often an instance looks that has nothing to do: whoever makes work that is due before that
+# says so to those who listen.
+LOOK = 1.0
+# What is said: there is something to run, an alarm to fire; and, to whoever just began to listen,
+# that anything may have been said before.
+DUE, ALARM, ANYTHING = "due", "alarm", ""
 # What runs carry that a backfill made, and one that repeats all: those have their effects anew.
 BACKFILL, BACKFILL_ALL = "backfill", "backfill_all"
 
@@ -39,6 +47,21 @@ def told_safely(error: Exception) -> str:
     from fencepost.model.secrets import redacted
 
     return redacted(f"{type(error).__name__}: {error}")
+
+
+def cancel_word(nonce: str) -> str:
+    """Return what is said to whoever carries an attempt out that is to end.
+
+    Everybody in the database may listen, so it names nothing that anybody could use.
+    """
+    return f"cancel {hashlib.sha256(nonce.encode()).hexdigest()[:16]}"
+
+
+class Ear(Protocol):
+    """Hears what those say who make work."""
+
+    def close(self) -> None:
+        """Hear no more."""
 
 
 class End(NamedTuple):
@@ -274,6 +297,12 @@ class Planner(Protocol):
 
     async def slots(self, job: str, *, start: int, end: int, limit: int = 1000) -> Slots:
         """Return what became of the slots of a job from ``start`` on and before ``end``."""
+
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Have ``heard`` called, by another thread, with what is said to instances from now on.
+
+        None where nothing can be heard. To listen is never more than a way to look sooner.
+        """
 
     async def events(self) -> list[RunEvent]:
         """Return what happened to all runs, run by run, oldest first."""

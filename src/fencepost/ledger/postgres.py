@@ -6,6 +6,7 @@ from fencepost.ledger import (
     postgres_leases as leases_sql,
     postgres_life,
     postgres_planner_rows as plans_sql,
+    postgres_rousing as rousing,
     postgres_rows as runs_sql,
     postgres_usual as usual,
 )
@@ -21,6 +22,7 @@ from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.claimed import begun_record
 from fencepost.model.lease import Grant
 from fencepost.stores.postgres_schema import bring_up_to_date
+from fencepost.world.postgres_ear import Ear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ DIALECT = Dialect(
     usual=Words(
         usual.END_ALL, usual.PASS_ALL, usual.BEGIN_ALL, usual.GRANT_FIRST, usual.GRANT_AGAIN
     ),
+    rouse=rousing.ROUSE,
+    mark_awaited=rousing.MARK_AWAITED,
 )
 
 # How many runs are kept in mind that were asked for: who asks again finds something unusual.
@@ -63,8 +67,10 @@ class PostgresLedger(DraftLedger):
     abilities = LedgerAbilities(durable=True, shared=True, transactional=True)
 
     def __init__(self, world: World, leases: PostgresStore) -> None:
-        super().__init__(world, leases, namespace=leases.namespace, dialect=DIALECT)
-        self._door = leases.db
+        self._door, space = leases.db, leases.namespace
+        channel = rousing.channel_of(self._door.address.schema, space)
+        dialect = DIALECT._replace(channel=channel)
+        super().__init__(world, leases, namespace=space, dialect=dialect)
         self._ready = False
         where = f"PostgreSQL at {self._door.where}"
         self._testimony = self.testimony = Testimony(self, postgres_life, where=where)
@@ -109,6 +115,13 @@ class PostgresLedger(DraftLedger):
         runs = self.leases.pulse_here.vouching.runs
         for attempt in attempts:
             runs.pop(attempt.nonce, None)
+
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Have what is said to instances heard, by a session of its own."""
+        try:
+            return Ear(self._door, self.dialect.channel, heard)
+        except RuntimeError:  # the system has no more threads: to look is enough
+            return None
 
     def watch(self) -> PostgresWatch:
         """Return how those who schedule find out who has died."""

@@ -8,7 +8,7 @@ from fencepost.world.postgres import Statement
 
 _OURS = re.compile(r"\bfencepost_\w+")
 # What is made in the schema of its table, and must not be told which.
-_NAMED_AFTER = re.compile(r"(INDEX IF NOT EXISTS|TRIGGER) \{schema\}\.")
+_NAMED_AFTER = re.compile(r"(INDEX IF NOT EXISTS|TRIGGER IF EXISTS|TRIGGER) \{schema\}\.")
 
 NOW = "extract(epoch FROM clock_timestamp())::double precision"
 # Whoever is stopped in the middle of a transaction has its locks until somebody notices. Nobody

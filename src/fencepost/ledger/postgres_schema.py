@@ -10,6 +10,7 @@ from __future__ import annotations
 from fencepost.ledger.postgres_alarm_schema import ALARMS
 from fencepost.ledger.postgres_life import BEGIN_LIFE, CREATE_LIFE
 from fencepost.ledger.postgres_planner_schema import SCHEDULES
+from fencepost.ledger.postgres_rousing import ROUSING
 from fencepost.ledger.postgres_said import lease_key, made
 from fencepost.model.run import FIRST, TABLE, State
 
@@ -233,6 +234,7 @@ _MIGRATIONS: tuple[tuple[str, ...], ...] = (
         *ALARMS,
     ),
     (CREATE_LIFE, BEGIN_LIFE),
+    ROUSING,
 )
 
 STEPS = tuple(tuple(made(statement) for statement in step) for step in _MIGRATIONS)

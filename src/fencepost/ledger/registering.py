@@ -387,6 +387,9 @@ def resume(office: Office, name: str) -> JobRecord:
                 job = job._replace(watermark=newest, next_due=due, owed=0)
         job = job._replace(paused="", paused_until=0.0, quarantined="")
         office.put_job(job)
+        for lane in office.lanes(name):  # it was to be looked at again and again meanwhile
+            if lane.not_before > office.now:
+                office.put_lane(lane._replace(not_before=office.now))
     return job
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sqlite3 import Connection
     from typing import TypeVar
 
-    from fencepost.ledger.planning import Ask, Instance, InstanceRecord, Lane
+    from fencepost.ledger.planning import Ask, Ear, Instance, InstanceRecord, Lane
     from fencepost.ledger.sqlite import SqliteLedger
     from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.run import RunEvent
@@ -139,6 +139,11 @@ class SqlitePlanner:
 
         values = (self._namespace,)
         return await self._read(work)
+
+    def listen(self, heard: Callable[[str], None]) -> Ear | None:
+        """Hear nothing: a file carries no words."""
+        del heard
+        return None
 
     async def instances(self) -> list[InstanceRecord]:
         """Return all instances."""

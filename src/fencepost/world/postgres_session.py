@@ -190,6 +190,20 @@ class Session:
                 self._answer(result)  # raises: this one is why the rest was not done
         return [self._answer(result) for result in results]
 
+    def heard(self) -> list[str]:
+        """Return what was said since the last time on a channel that this session listens to.
+
+        It does not wait. Raises ``Cut`` if the session has ended.
+        """
+        words = []
+        try:
+            self._conn.consume_input()
+            while (said := self._conn.notifies()) is not None:
+                words.append(said.extra.decode(errors="replace"))
+        except Error as error:
+            raise self._cut(str(error), sent=False) from error
+        return words
+
     @property
     def in_transaction(self) -> bool:
         """Say whether a transaction is open, or has failed and waits for its end."""
