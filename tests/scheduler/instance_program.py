@@ -32,10 +32,16 @@ _EVENTS = os.open(f"{FOLDER}/events", _FLAGS)
 
 
 def done(run: Run | AsyncRun, more: object = "") -> None:
-    """Have an effect, if the run is still ours."""
+    """Have an effect, if the run is still ours.
+
+    Who is stopped after it was told so has its effect late, and nothing but a fence could know. So
+    when it asked is told as well.
+    """
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
     run.check()
     slot = int(run.slot.timestamp())
-    os.write(_EFFECTS, f"{run.job} {slot} {run.token} {os.getpid()} {more}\n".encode())
+    facts = f"{run.job} {slot} {run.token} {os.getpid()} {asked} {more}\n"
+    os.write(_EFFECTS, facts.encode())
 
 
 def heard(event: JobEvent | LeaseEvent) -> None:
@@ -54,7 +60,7 @@ def cluster() -> None:
     dice = random.Random(os.getpid())
 
     def body(run: Run) -> None:
-        done(run, time.clock_gettime(time.CLOCK_BOOTTIME))
+        done(run)
         time.sleep(dice.random() * 0.05)
 
     for number in range(OPTIONS["jobs"]):

@@ -121,6 +121,7 @@ class Effect(NamedTuple):
     slot: int
     token: int
     pid: int
+    asked: float  # when the body asked whether it may, by the machine's boot-time clock
     more: str = ""
 
 
@@ -131,8 +132,8 @@ def effects(folder: Path) -> list[Effect]:
         return []
     found = []
     for line in path.read_text().splitlines():
-        job, slot, token, pid, more = line.split(" ", 4)
-        found.append(Effect(job, int(slot), int(token), int(pid), more))
+        job, slot, token, pid, asked, more = line.split(" ", 5)
+        found.append(Effect(job, int(slot), int(token), int(pid), float(asked), more))
     return found
 
 
@@ -218,7 +219,7 @@ def repeated(books: Books, done: Sequence[Effect]) -> list[str]:
     runs = {(run.key.job, run.key.slot): run for run in books.runs if not run.key.rerun}
     counted = Counter((effect.job, effect.slot) for effect in done)
     tokens: dict[str, int] = {}
-    for effect in done:
+    for effect in sorted(done, key=lambda one: one.asked):
         if effect.token < tokens.get(effect.job, 0):
             wrong.append(f"{effect} came after token {tokens[effect.job]}")
         tokens[effect.job] = max(effect.token, tokens.get(effect.job, 0))
@@ -241,7 +242,7 @@ def early(books: Books, done: Sequence[Effect]) -> list[str]:
     """
     boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     wrong = [f"{run}" for run in books.runs if run.starts and run.started_at < run.key.slot]
-    return wrong + [f"{one}" for one in done if boot + float(one.more) < one.slot]
+    return wrong + [f"{one}" for one in done if boot + one.asked < one.slot]
 
 
 class Heard:
