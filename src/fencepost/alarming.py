@@ -197,7 +197,7 @@ class Alarming:
             call()
         else:
             await in_a_thread(course, call)
-        course.returned.append(None)
+        course.returned += (None,)
 
     def _beside(self, store: LeaseStore) -> AlarmBook:
         """Return the book on the keeper's own store."""

@@ -93,7 +93,7 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
         with suppress(RuntimeError):  # the loop is closed, and its tasks have ended
             loop.call_soon_threadsafe(stop)
 
-    course.on_stop.append(from_any_thread)
+    course.on_stop += (from_any_thread,)
     course.hold.on_loss.append(from_any_thread)
     left = course.left()
     timer = None if left is None else loop.call_later(left, stop)
@@ -102,7 +102,7 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
         with suppress(RuntimeError):  # as above
             loop.call_soon_threadsafe(lambda: loop.call_later(course.to_recall(), stop))
 
-    course.on_recall.append(recalled)  # before we look: a recall comes from any thread
+    course.on_recall += (recalled,)  # before we look: a recall comes from any thread
     recall = None if course.recall_at is None else loop.call_later(course.to_recall(), stop)
     try:
         result = await task
@@ -115,8 +115,8 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
         for planned in (timer, recall):
             if planned is not None:
                 planned.cancel()
-        course.on_stop.remove(from_any_thread)
-        course.on_recall.remove(recalled)
+        course.on_stop = tuple(one for one in course.on_stop if one is not from_any_thread)
+        course.on_recall = tuple(one for one in course.on_recall if one is not recalled)
     if exits:
         raise exits[0]
     return result
@@ -198,5 +198,5 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
             except asyncio.CancelledError:
                 continue  # the first cancellation is already on its way
         if not ended.cancelled() and ended.exception() is None:
-            course.returned.append(_kept_if_possible(ended.result()))  # it was done all the same
+            course.returned += (_kept_if_possible(ended.result()),)  # it was done all the same
         raise

@@ -54,7 +54,7 @@ class _Item:
     def _first(self, found: Found) -> First:
         self._found = found
         if found is Found.DOUBT:
-            self._course.doubts.append(self._item)
+            self._course.doubt(self._item)
         return First(found, f"{self._scope}/{self._item}")
 
     def _ends(self, error: BaseException | None) -> Ends:
@@ -197,7 +197,7 @@ class _Batch:
 
     def _took(self, found: list[Found]) -> None:
         self._found = dict(zip(self._items, found, strict=True))
-        self._course.doubts += [i for i, what in self._found.items() if what is Found.DOUBT]
+        self._course.doubt(*(i for i, what in self._found.items() if what is Found.DOUBT))
 
     def _ends(self, error: BaseException | None) -> Ends:
         if error is None:

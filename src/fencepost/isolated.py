@@ -119,7 +119,7 @@ async def carried_apart(
         became = body.ended()
         if interrupts:
             if became is not None and became.raised is None and not became.stopped:
-                course.returned.append(became.result)  # it was done all the same
+                course.returned += (became.result,)  # it was done all the same
             raise interrupts[0]
         if became is None or became.stopped:
             raise body.why(world.clocks.boottime())
@@ -261,7 +261,7 @@ class Apart(UnderGuard):
         became = read(self._outcome)
         if became is not None:
             self._course.relay(*became.told)
-            self._course.doubts += became.doubts
+            self._course.doubt(*became.doubts)
             self._course.checkpoint = became.checkpoint
         return became
 

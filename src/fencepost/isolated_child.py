@@ -97,7 +97,7 @@ class _Child:
         self._hold.released = True
         course = self._course
         became = became._replace(
-            told=course.told(), doubts=course.doubts, checkpoint=course.checkpoint
+            told=course.told(), doubts=list(course.doubts), checkpoint=course.checkpoint
         )
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:

@@ -175,6 +175,7 @@ class ThreadCrew:
     def __init__(self, serving: Serving, working: Working, world: World, *, size: int) -> None:
         self._serving, self._working, self._world, self._size = serving, working, world, size
         self._hands = Hands(size, self._work)
+        self._asks = self._stopped  # bound once, and not for each of many runs
         # Of all that can wake a thread, this alone may be used by a handler of signals.
         self._ends: SimpleQueue[Parked | None] = SimpleQueue()
         self._parked: deque[Parked] = deque()
@@ -325,7 +326,7 @@ class ThreadCrew:
 
     def _work(self, given: tuple[Begun, float]) -> None:
         begun, sent = given
-        terms = Terms(Parked, None, begun, self._stopped)
+        terms = Terms(Parked, None, begun, self._asks)
         job = self._serving.job_of(begun)
         self._step(self._working.carry_out(job, begun.claimed, sent, terms=terms), None)
 

@@ -73,7 +73,7 @@ class Transaction(ABC):
         name = named(item)
         found = self._done(where, name, repeat=self._course.policy.in_doubt.value == "repeat")
         if found is Found.DOUBT:
-            self._course.doubts.append(name)
+            self._course.doubt(name)
         return found.go
 
     def save(self, checkpoint: Any) -> None:

@@ -102,6 +102,8 @@ class Working:
         self._ending: Doors | None = None
         self._foreign: tuple[int, Callable[[], bool]] = (0, bool)
         self._lifeline = partial(_pulse_of, holding.store)
+        # Bound once, and not for each of many runs.
+        self._emit, self._chatty, self._beats_beside = holding.emit, holding.chatty, self._beside
         self.courses: dict[str, Course] = {}  # what runs here now, by nonce
 
     @property
@@ -310,10 +312,10 @@ class Working:
             # As long as it was granted for: who has little time left asks for a short one.
             ttl=job.policy.lease if grant.adopted else min(grant.ttl, job.policy.lease),
             max_hold=None,
-            emit=self._holding.emit,
+            emit=self._emit,
             chatty=False,
         )
-        course = Course(self._world, run, hold, job.policy, chatty=self._holding.chatty)
+        course = Course(self._world, run, hold, job.policy, chatty=self._chatty)
         if taken:
             left = time_left(run, job.policy, now=self._world.clocks.wall())
             course.taken_over(left)
@@ -322,10 +324,10 @@ class Working:
         if terms.begun is not None:
             course.payload, course.rerun = terms.begun.payload, terms.begun.rerun
         doors = self._doors_by(terms.ends)
-        course.beside = self._beside
+        course.beside = self._beats_beside
         first, now = doors.ledger.abilities.settles, self._world.clocks.boottime()
         hold.beats_by(course.renewed, first=first, since=now)
-        keeper, emit = self._holding.keeper, self._holding.emit
+        keeper, emit = self._holding.keeper, self._emit
         ended: RunRecord | None = None
         course.foreign, course.lifeline = self._foreign_here(), self._lifeline
         self._active += 1
@@ -407,7 +409,7 @@ class Working:
             if course.handed_off:
                 return None  # whatever it returned: the result is for others to tell
             result = kept_result(returned)
-        course.returned.append(result)
+        course.returned += (result,)
         return result
 
     async def _carried(self, bound: _Bound) -> Any:

@@ -181,7 +181,7 @@ def test_a_transaction_that_is_open_for_three_leases_loses_nothing_and_hears_of_
 
     @fp.job("work", lease="700ms")
     def work(run: Run) -> str:
-        run._course.on_stop.append(cancelled.set)
+        run._course.on_stop += (cancelled.set,)
         with run.transaction() as tx:
             tx.execute("INSERT INTO effect VALUES ('one')")
             tx.save("long")

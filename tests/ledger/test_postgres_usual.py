@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,13 @@ from fencepost.ledger.planning import Ask, End, Instance
 from fencepost.model.claim import Verdict
 from fencepost.model.definition import Definition
 from fencepost.model.ending import Settled
-from fencepost.model.every import Every
+from fencepost.model.every import At, Every
 from fencepost.model.lease import Holder
 from fencepost.model.run import RunRecord, State
 from fencepost.model.schedule import spec_of
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
+from joinlab import until
 from pglab import QuickPostgres, fresh_namespace, opened_postgres
 from servers import shared
 
@@ -134,6 +136,25 @@ def test_an_attempt_that_does_not_know_its_record_ends_all_the_same(ledger: Post
             ask = Ask(_want, "ends", 0, [End(attempt, DONE, NOTHING)])
             (ended,) = finish(ledger.planner.tick(ask)).ended  # type: ignore[assignment]
         assert ended == finish(ledger.find(attempt.key))
+
+
+def test_a_tick_leaves_nothing_to_the_collector_of_cycles(ledger: PostgresLedger) -> None:
+    """What it has read goes at once: hundreds of runs a tick would keep the collector busy."""
+    planner, names = ledger.planner, [f"job {number}" for number in range(100)]
+    at = int(time.time()) + 1
+    finish(planner.store([Definition(name, spec_of(At(at))) for name in names]))
+    until(lambda: time.time() > at)
+    gc.collect()
+    gc.disable()
+    try:
+        begun = finish(planner.tick(Ask(_want, "tick", 100))).begun
+        ended = [End(attempt_of(one.claimed), DONE, NOTHING) for one in begun]
+        finish(planner.tick(Ask(_want, "end", 0, ended)))
+        assert len(ended) == 100
+        del begun, ended
+        assert gc.collect() < 100
+    finally:
+        gc.enable()
 
 
 def test_plans_that_were_made_while_tables_were_small_do_not_read_large_ones(

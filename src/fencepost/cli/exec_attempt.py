@@ -58,7 +58,7 @@ class CommandAttempt:
         self._course = course = Course(errand.world, run, hold, self._policy)
         first = errand.ledger.abilities.settles
         hold.beats_by(lambda _, ttl: course.beat(errand.ledger, ttl), first=first)
-        course.on_stop.append(self._hear_of_cancel)
+        course.on_stop += (self._hear_of_cancel,)
         self._excerpt = Excerpt()
         self._began = errand.world.clocks.boottime()
         self._cancelled_at = _NEVER

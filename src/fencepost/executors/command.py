@@ -156,7 +156,7 @@ async def _carried(world: World, course: Course, words: Words) -> dict[str, obje
         account = command.account()
         if interrupts:
             if command.succeeded:
-                course.returned.append(course.said)  # it was done all the same
+                course.returned += (course.said,)  # it was done all the same
             raise interrupts[0]
         why = command.why(world.clocks.boottime())
         if why is not None:

@@ -70,6 +70,10 @@ class Course:
     payload: str | None = None  # what a stored job was given, as JSON
     lent: object = None  # what user code was given of the lease
     gate: Hold | None = None  # the lease that it has in another store as well
+    doubts: tuple[str, ...] = ()
+    returned: tuple[str | None, ...] = ()  # the result, once the body has returned
+    on_stop: tuple[Callable[[], None], ...] = ()
+    on_recall: tuple[Callable[[], None], ...] = ()
     _source = ""
     _done: int | None = None
     _total: int | None = None
@@ -95,10 +99,6 @@ class Course:
         # How its ledger is reached from the keeper's own store.
         self.beside: Callable[[LeaseStore], Ledger] | None = None
         self.rerun = run.key.rerun  # by which run of its slot its items are known
-        self.doubts: list[str] = []
-        self.returned: list[str | None] = []  # the result, once the body has returned
-        self.on_stop: list[Callable[[], None]] = []
-        self.on_recall: list[Callable[[], None]] = []
         self.foreign: Callable[[], bool] = _never  # whether this is a fork's copy of the attempt
         self._world = world
         self._boottime = world.clocks.boottime
@@ -142,7 +142,7 @@ class Course:
     def recall(self, at: float) -> None:
         """Have the run given back with its next checkpoint, or when it is asked about at ``at``."""
         self.recalled, self.recall_at = True, at
-        for tell in list(self.on_recall):
+        for tell in self.on_recall:
             tell()
 
     def check(self, *, saving: bool = False) -> None:
@@ -187,6 +187,11 @@ class Course:
         """Take note of how far the body has come; told with the next write."""
         with self._turn:
             self._done, self._total = done, total
+
+    def doubt(self, *items: str) -> None:
+        """Take note of items of which nobody knows whether they were done."""
+        with self._turn:
+            self.doubts += items
 
     def count(self, name: str, more: int) -> None:
         """Add to a counter; told with the next write."""

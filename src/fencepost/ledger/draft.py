@@ -290,9 +290,10 @@ class Draft:
         return run
 
     def begin_run(self, want: Want) -> tuple[RunRecord, Grant]:
-        """Have a run begin against which nothing speaks, under the lease of its lock."""
+        """Have a run begin that is not there yet, under the lease of its lock, which is free."""
         grant = self.give(want.lock, want.holder, want.policy.lease)
-        run = self.put(begun_record(want, token=grant.token, now=self.now))
+        run = begun_record(want, token=grant.token, now=self.now)
+        self._keep(run)
         lease = self._leases[want.lock]
         assert lease is not None, "just given"
         self.usual.begins(run, lease)

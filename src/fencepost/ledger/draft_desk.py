@@ -257,7 +257,7 @@ class DraftDesk(LaneShelf):
         """Move a job's watermark, and keep when to look at it again."""
         known = self._draft.job(job)
         assert known is not None, "only a job that is there can be planned"
-        self.put_job(known._replace(watermark=watermark, next_due=next_due, owed=owed))
+        self.put_job(known.passed(watermark, next_due, owed))
 
     def move_job(self, job: JobRecord) -> None:
         """Keep what time has changed about a job."""
@@ -361,18 +361,22 @@ class DraftDesk(LaneShelf):
         if want.lock in self._busy or not draft.is_free(want.key, want.lock):
             return None
         run, grant = draft.begin_run(want)
-        draft.put_job(job._replace(watermark=due.watermark, next_due=due.next_due, owed=due.owed))
+        draft.put_job(job.passed(due.watermark, due.next_due, due.owed))
         return Claimed(Verdict.GO, run, grant)
 
     def _have(self, wants: Sequence[Want]) -> None:
         """Have locks that were not foreseen, and read what is to be known about them."""
         draft = self._draft
         for want in wants:
-            self._needs[want.key.job] = (want.lock, leases_of(want))
+            name, needs = want.key.job, (want.lock, leases_of(want))
+            if needs != (name, [name]):
+                self._needs[name] = needs
+            elif self._needs:
+                self._needs.pop(name, None)
         locks = sorted({want.lock for want in wants} - self._turns - self._busy)
         if not locks:
             return
-        names = [name for want in wants for name in leases_of(want)]
+        names = [lease for want in wants for lease in leases_of(want)]
         turns, live, held = draft.ask_now(
             [
                 (self._sql.TRY_TURNS, {"namespace": self._namespace, "locks": locks}),

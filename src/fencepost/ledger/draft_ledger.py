@@ -265,9 +265,12 @@ class DraftLedger:
         def inside(transaction: Transaction) -> T:
             bearings = self.bearings(leans=then is not None)
             draft = Draft(transaction, self.namespace, self.dialect, bearings)
-            result = work(draft)
-            if not draft.committed:
-                draft.commit()
+            try:
+                result = work(draft)
+                if not draft.committed:
+                    draft.commit()
+            finally:
+                draft.also.clear()  # else it and who writes beside it keep all that was read alive
             return result if then is None else then(result, bearings)
 
         return self.transacted(inside)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fencepost.ledger.api import NOTHING
-from fencepost.ledger.draft_values import has_only_passed, storable
+from fencepost.ledger.draft_values import storable
 from fencepost.model.ending import ended_record
 from fencepost.model.named import NamedTuple
 
@@ -163,7 +163,7 @@ class Usual:
 
     def has_passed(self, job: JobRecord, before: JobRecord) -> bool:
         """Say whether all that has changed of a job is that slots have passed."""
-        return self._words is not None and has_only_passed(job, before)
+        return self._words is not None and job.has_only_passed(before)
 
     def passed(self, jobs: Sequence[tuple[JobRecord, Any]]) -> list[Step]:
         """Return what lets jobs pass slots, if there are any."""

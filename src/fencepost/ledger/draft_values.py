@@ -215,9 +215,3 @@ def shelf_of(scope: str) -> str:
 def place_of(scope: str, item: str) -> str:
     """Return what an item is found by."""
     return hashlib.blake2b(f"{scope}\0{item}".encode(), digest_size=20).hexdigest()
-
-
-def has_only_passed(job: JobRecord, before: JobRecord) -> bool:
-    """Say whether a job has changed in no other way than that slots have passed."""
-    passed = (job.watermark, job.next_due, job.owed)
-    return before._replace(watermark=passed[0], next_due=passed[1], owed=passed[2]) == job

@@ -256,7 +256,7 @@ class _MemoryDesk:
 
     def advance(self, job: str, watermark: int, next_due: float | None, owed: int) -> None:
         known = self._books.jobs[job]
-        self.put_job(known._replace(watermark=watermark, next_due=next_due, owed=owed))
+        self.put_job(known.passed(watermark, next_due, owed))
 
     def move_job(self, job: JobRecord) -> None:
         self.put_job(job)

@@ -11,6 +11,8 @@ from fencepost.model.schedule import schedule_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fencepost.model.rules import Rules
     from fencepost.model.schedule import Schedule
 
@@ -92,7 +94,20 @@ class JobRecord(NamedTuple):
             return "quarantined"
         return "paused" if self.paused else ""
 
+    def passed(self, watermark: int, next_due: float | None, owed: int) -> JobRecord:
+        """Return the job once slots have passed. By position: every slot of every job passes."""
+        fields: tuple[Any, ...] = (*self[:_MARK], watermark, next_due, owed, *self[_MARK + 3 :])
+        return JobRecord(*fields)
+
+    def has_only_passed(self, before: JobRecord) -> bool:
+        """Say whether it differs from what it was in no other way than that slots have passed."""
+        return self[:_MARK] == before[:_MARK] and self[_MARK + 3 :] == before[_MARK + 3 :]
+
     @property
     def agenda(self) -> Agenda:
         """Return where it stands, for a plan."""
         return Agenda(self.job, self.watermark, self.owed, self.barred)
+
+
+# Where ``watermark``, ``next_due`` and ``owed`` are, side by side.
+_MARK = JobRecord._fields.index("watermark")

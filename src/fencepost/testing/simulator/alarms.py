@@ -305,7 +305,7 @@ class AlarmWorker:
             raise Interrupted
         if mood < 0.35:  # a careless one, that never looks at its lease again
             await world.sleep(world.dice() * 2 * ttl)
-        course.returned.append(None)
+        course.returned += (None,)
 
     async def _act(self, course: AlarmCourse) -> None:
         """Act at most a margin after the handler was told that it may go on."""
