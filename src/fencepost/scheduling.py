@@ -12,7 +12,7 @@ from fencepost.flows.handoff import outcome_of
 from fencepost.flows.serve import Pace, announce, event_of, off_of
 from fencepost.flows.trigger import Crashed
 from fencepost.holding import operator_here
-from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL, Ask, Lane, cancel_word
+from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL, CANCEL, Ask, Lane, cancel_word
 from fencepost.model.cohort import ORPHAN_AFTER
 from fencepost.model.definition import Definition, JobRecord
 from fencepost.model.duration import positive, seconds
@@ -108,6 +108,8 @@ class Scheduling:
 
     def hurry(self, word: str) -> None:
         """Have an attempt of ours hear at once that it is to end, if the word is about one."""
+        if not word.startswith(CANCEL):
+            return
         for nonce in list(self.working.courses):
             if cancel_word(nonce) == word:
                 self._holding.keeper.charges.hurry(nonce)

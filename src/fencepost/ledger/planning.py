@@ -38,6 +38,8 @@ LOOK = 1.0
 # What is said: there is something to run, an alarm to fire; and, to whoever just began to listen,
 # that anything may have been said before.
 DUE, ALARM, ANYTHING = "due", "alarm", ""
+# And to one attempt that it is to end.
+CANCEL = "cancel "
 # What runs carry that a backfill made, and one that repeats all: those have their effects anew.
 BACKFILL, BACKFILL_ALL = "backfill", "backfill_all"
 
@@ -54,7 +56,7 @@ def cancel_word(nonce: str) -> str:
 
     Everybody in the database may listen, so it names nothing that anybody could use.
     """
-    return f"cancel {hashlib.sha256(nonce.encode()).hexdigest()[:16]}"
+    return f"{CANCEL}{hashlib.sha256(nonce.encode()).hexdigest()[:16]}"
 
 
 class Ear(Protocol):
