@@ -72,10 +72,11 @@ def used(url: str) -> None:
 
 
 def until_refused(url: str, *, times: int = _REFUSALS) -> None:
-    """Take leases, and give none back, until the store has no room for another."""
-    refused = 0
-    while refused < times:
-        refused = 0 if _takes(url, _REFUSALS) else refused + 1
+    """Take leases, and give none back, until the store has no room for another, however small."""
+    for width in (120, 0):
+        refused = 0
+        while refused < times:
+            refused = 0 if _takes(url, _REFUSALS, width=width) else refused + 1
 
 
 def until_it_ends(server: Running, url: str) -> None:
@@ -85,12 +86,13 @@ def until_it_ends(server: Running, url: str) -> None:
         _takes(url, 10)
 
 
-def _takes(url: str, count: int) -> bool:
+def _takes(url: str, count: int, *, width: int = 120) -> bool:
     """Say whether so many leases were granted, one after the other."""
     store = open_store(url, BlockingWorld(), namespace="default")
     try:
         for _ in range(count):
-            finish(store.acquire(f"{fresh():x<120}", holder=Holder(fresh(), "h", 1), ttl=3600.0))
+            name = f"{fresh():x<{width}}"
+            finish(store.acquire(name, holder=Holder(fresh(), "h", 1), ttl=3600.0))
     except FencepostError:
         return False
     finally:
