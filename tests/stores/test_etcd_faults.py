@@ -27,7 +27,7 @@ from fencepost.errors import (
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.symptom import Severity
 from fencepost.stores.etcd import EtcdStore
-from fencepost.stores.etcd_doctor import _of_member
+from fencepost.stores.etcd_doctor import _of_member, revokes_early
 from fencepost.stores.etcd_spares import Kept
 from fencepost.stores.open import open_store
 from fencepost.testing.checker import check
@@ -514,3 +514,15 @@ def test_over_tls_only_the_right_authority_is_believed(tmp_path: Path) -> None:
 )
 def test_the_doctor_knows_a_bad_member(status: dict[str, Any], code: str) -> None:
     assert [symptom.code for symptom in _of_member(status)] == [code]
+
+
+@pytest.mark.parametrize(
+    ("version", "early"),
+    [
+        *(("3.3.27", True), ("3.4.30", True), ("3.4.31", False), ("3.4.42", False)),
+        *(("3.5.0", True), ("3.5.12", True), ("3.5.13", False), ("3.5.13-rc.0", False)),
+        *(("3.6.0", False), ("4.0.0", False), ("", False), ("unknown", False)),
+    ],
+)
+def test_the_doctor_knows_who_ends_leases_early(version: str, *, early: bool) -> None:
+    assert revokes_early(version) is early

@@ -44,7 +44,7 @@ def examined(door: EtcdDoor, keys: Keys) -> list[Symptom]:
         )
     for status in statuses:
         found += _of_member(status)
-    found += _of_members(door)
+    found += _of_members(door, {str(status.get("version", "")) for status in statuses})
     found += _of_alarms(door)
     found += _of_rights(door, keys)
     found += _of_time(door)
@@ -72,9 +72,34 @@ def _of_member(status: dict[str, Any]) -> list[Symptom]:
     return found
 
 
-def _of_members(door: EtcdDoor) -> list[Symptom]:
+def revokes_early(version: str) -> bool:
+    """Say whether a deposed leader of this version has leases ended that its successor renews.
+
+    It was stopped, or kept from its disk, and asks for it before it knows that it was deposed; etcd
+    3.4.31 and 3.5.13 no longer listen to that.
+    """
+    parts = version.split(".")[:3]
+    if len(parts) < 3 or not all(part.isdecimal() for part in parts):
+        return False  # nobody knows
+    known = tuple(map(int, parts))
+    return known < (3, 4, 31) or (3, 5, 0) <= known < (3, 5, 13)
+
+
+def _of_members(door: EtcdDoor, versions: set[str]) -> list[Symptom]:
     told = door.ask("/cluster/member/list", {}, effect=Effect.NONE)
     count = sum(1 for member in told.get("members", ()) if not member.get("isLearner"))
+    early = sorted(filter(revokes_early, versions))
+    if count > 1 and early:
+        what = (
+            f"members run etcd {', '.join(early)}: a leader that stood still and is back may end "
+            "leases that are being renewed, and their holders learn of it at the next renewal"
+        )
+        remedy = "upgrade to 3.4.31, 3.5.13 or newer; fence what must not happen twice"
+        return [Symptom("etcd.revokes", Severity.RISK, what, remedy), *_of_count(count)]
+    return _of_count(count)
+
+
+def _of_count(count: int) -> list[Symptom]:
     if count == 1:
         what = "the cluster has one member: if its disk is lost, so are leases and records"
         remedy = "run three members"

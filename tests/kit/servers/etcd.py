@@ -68,6 +68,11 @@ class Etcd(Running):
         """Return where fencepost finds it."""
         return f"etcd://127.0.0.1:{self.port}"
 
+    def version(self) -> str:
+        """Return which etcd it is."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/version", timeout=5) as answer:
+            return str(json.load(answer)["etcdserver"])
+
     def leads(self) -> bool:
         """Say whether this node is the leader of its cluster."""
         request = urllib.request.Request(
