@@ -6,13 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 
 from servers.faketime import Steps
-from servers.running import Running, as_nobody, give_to_nobody
+from servers.running import PATIENCE, Running, as_nobody, give_to_nobody
 from servers.where import in_wheel, missing, on_path
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ class Postgres(Running):
         options = [word for name, value in given.items() for word in ("-c", f"{name}={value}")]
         where = ["-D", str(self.data), "-p", str(self.port), "-k", str(self.folder)]
         return as_nobody([*self.before, str(self._bin / "postgres"), *where, *options])
+
+    def kill(self) -> None:
+        """End it at once, and wait until all who served have noticed: each has its own group."""
+        super().kill()
+        end = time.monotonic() + PATIENCE
+        while any(_works_in(process, self.data) for process in Path("/proc").glob("[0-9]*")):
+            assert time.monotonic() < end, "a process of a killed server goes on"
+            time.sleep(0.002)
 
     def ready(self) -> bool:
         """Say whether it takes statements."""
@@ -127,6 +136,14 @@ class Postgres(Running):
     def _may_run(self, found: Path) -> bool:
         words = as_nobody([str(found / "postgres"), "--version"])
         return subprocess.run(words, check=False, capture_output=True).returncode == 0
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    """Say whether a process has a folder for its own, as all of one server have its data."""
+    try:
+        return (process / "cwd").readlink() == folder
+    except OSError:  # it has ended, or is somebody else's
+        return False
 
 
 class PostgresStandby(Postgres):
