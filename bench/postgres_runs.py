@@ -8,8 +8,8 @@ beside the workers of pgqueuer and of procrastinate, each with 16 at once. All j
 due before the first is begun; to store them is timed for nobody. fencepost is timed from the first
 claim to the last recorded end, by the server's clock; a peer from its first body to its last.
 Statements (top level) and bytes of WAL per run are counted by the server while jobs are drained.
-Rounds alternate, each in a database of its own. Targets are for 1,000 jobs; four times as many are
-shown as well, for a peer's first look costs it less then.
+Rounds alternate, each in a database of its own. 16 at once are measured with 1,000 jobs and with
+four times as many, each beside the target: peers differ by how many there are.
 
 *By triggers* is ``fp.trigger``, one after the other, in turns with the floor: two commits each
 time, and nothing can be done by the batch. It has no target, but its cost should be known.
