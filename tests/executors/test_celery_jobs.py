@@ -33,7 +33,7 @@ def broker_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Bench:
-    """A dispatcher, a broker of its own number, and workers that can be killed."""
+    """A dispatcher, an empty broker, and workers that can be killed."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Bench:
         os.environ.update(self.words)
         sys.modules.pop("celery_program", None)
         self.program: ModuleType = importlib.import_module("celery_program")
-        self.program.app.control.purge()
+        self.forget()
         self.fp = Fencepost(f"sqlite:///{folder}/fp.db")
         self.program.declare(self.fp)
         self.workers: list[subprocess.Popen[bytes]] = []
@@ -75,6 +75,11 @@ class Bench:
             if path.exists()
             else []
         )
+
+    def forget(self) -> None:
+        """Have the broker forget all, also what a killed worker of another test had taken."""
+        with self.program.app.connection_for_write() as connection:
+            connection.default_channel.client.flushdb()
 
     def drained(self, *, but: int = 0) -> bool:
         """Say whether no message waits, and none is under way, ``but`` for some."""
