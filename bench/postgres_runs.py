@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import secrets
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ import psycopg
 
 import harness
 import peers
+import postgres_worker
 from fencepost import Fencepost
 
 sys.path.append(str(Path(__file__).parent.parent / "tests" / "kit"))
@@ -42,7 +42,7 @@ ALONE, AT_ONCE = harness.Target(at_least=0.8), harness.Target(at_least=2.0)
 OURS = "fencepost"
 FLOOR, ONE_ROW = "floor: two commits, run and lease", "floor: two commits of one row"
 PGQUEUER, PROCRASTINATE = "pgqueuer", "procrastinate"
-WORKERS, COUNT, PATIENCE = 16, 1_000, 60.0
+WORKERS, COUNT = 16, 1_000
 FIRST_SLOT = 1_000_000_000
 
 _TABLES = """
@@ -319,7 +319,9 @@ def drained(
 ) -> dict[str, Any]:
     """Have a side store its jobs, then count while it drains them."""
     url = server.url(database)
-    crew = harness.Crew(__file__, url, str(count), str(workers), count=1, words=words)
+    crew = harness.Crew(
+        postgres_worker.__file__, url, str(count), str(workers), count=1, words=words
+    )
     crew.hear()
     before = counters(server, database)
     (answer,) = crew.ask(go=True)
@@ -343,45 +345,5 @@ def rate(answer: dict[str, Any]) -> float:
     return float(answer["done"] / answer["seconds"])
 
 
-# What our worker does.
-
-
-def work(url: str, count: int, workers: int) -> None:
-    done: list[None] = []
-    with Fencepost(url) as fp:
-        fp.job("noop")(lambda: done.append(None))
-        due = int(time.time()) + 5 + count // 500
-        fp.store("noop", ({"name": f"job-{i:05}", "at": due} for i in range(count)))
-        assert time.time() < due, "the machine is too slow: what is stored late is not due"
-        time.sleep(max(0.0, due + 0.1 - time.time()))
-
-        def drain(go: bool) -> harness.Row:  # noqa: FBT001 -- an order has one word
-            assert go
-            cpu = harness.cpu_seconds()
-            thread = threading.Thread(target=lambda: fp.run(concurrency=workers, signals=False))
-            thread.start()
-            give_up = time.monotonic() + PATIENCE
-            while len(done) < count and time.monotonic() < give_up:
-                time.sleep(0.002)
-            fp.stop()
-            thread.join()
-            return {"cpu": harness.cpu_seconds() - cpu, **recorded(url)}
-
-        print('"stored"', flush=True)
-        harness.serve(drain)
-
-
-def recorded(url: str) -> harness.Row:
-    """Return how many runs succeeded, and from the first claim to the last end."""
-    ends = "SELECT count(*), max(ended_at) - min(started_at) FROM fencepost_run"
-    with psycopg.connect(url) as db:
-        found = db.execute(ends + " WHERE state = 'succeeded'").fetchone()
-    assert found is not None
-    return {"done": found[0], "seconds": found[1]}
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--worker"]:
-        work(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
-    else:
-        main()
+    main()
