@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from fencepost.flows.ring import Beside
     from fencepost.holding import Holding
     from fencepost.ledger.alarm_api import AlarmBook
     from fencepost.model.alarm import AlarmEnd, ClaimedAlarm
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from fencepost.stores.api import LeaseStore
     from fencepost.working import Working
     from fencepost.world.api import World
-
-# After a look at due alarms that found none to claim: somebody else is about to have them.
-_BARREN_PAUSE = 0.25
+# How many handlers an instance runs at once.
+WORKERS = 16
 
 
 class Handler(NamedTuple):
@@ -78,7 +78,6 @@ class Alarming:
         self._kept: tuple[LeaseStore, AlarmBook] | None = None
         self._active = 0
         self._turn = world.mutex()  # handlers may run in threads
-        self._barren = False
 
     @property
     def book(self) -> AlarmBook:
@@ -104,22 +103,31 @@ class Alarming:
         """Say in how many seconds to ``fire``, as far as is known now; None if nothing is armed.
 
         Others may set an earlier one at any time: whoever waits asks again every now and then.
+        While as many are fired as may be, whichever ends first goes on with what is due.
         """
-        if not self.handlers:
+        if not self.handlers or self._active >= WORKERS:
             return None
-        due = await self._ringing().due_in()
-        return due if due is None or not self._barren else max(due, _BARREN_PAUSE)
+        return await self._ringing().due_in()
 
     async def fire(
-        self, limit: int | None = None, budget: float | None = None, *, workers: int = 16
+        self,
+        limit: int | None = None,
+        budget: float | None = None,
+        *,
+        workers: int = WORKERS,
+        beside: Beside | None = None,
     ) -> Fired:
-        """Fire what is due, ``workers`` at a time; begin none after ``budget`` seconds."""
-        if not self.handlers:
+        """Fire what is due, ``workers`` at a time; begin none after ``budget`` seconds.
+
+        Who is ``beside`` looks for what comes due meanwhile; all together have as many workers.
+        """
+        if beside is not None:
+            workers -= self._active
+        if not self.handlers or workers <= 0:
             return Fired()
         until = None if budget is None else self._world.clocks.boottime() + budget
-        fired = await self._ringing().fire(limit=limit, workers=workers, until=until)
-        self._barren = not fired
-        return fired
+        ringing = self._ringing()
+        return await ringing.fire(limit=limit, workers=workers, until=until, beside=beside)
 
     def _ringing(self) -> Ringer:
         if self._ringer is None:

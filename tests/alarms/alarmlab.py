@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.ledger.alarm_sqlite import SqliteAlarms
@@ -18,10 +18,11 @@ from fencepost.stores.sqlite import SqliteStore
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from marialab import MariaClocks, opened_mariadb
-from pglab import opened_postgres
+from marialab import MariaClocks, MySQLClocks, opened_mariadb
+from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fencepost.ledger.alarm_api import AlarmBook
@@ -44,6 +45,19 @@ class StillClocks(SettableClocks):
 
     def boottime(self) -> float:
         return 1_000.0 + self._boot_offset
+
+
+class FileClocks(StillClocks):
+    """Those that go with a file."""
+
+
+CLOCKS: dict[str, Callable[[], Any]] = {
+    "memory": StillClocks,
+    "sqlite": FileClocks,
+    "postgres": ServerClocks,
+    "mariadb": MariaClocks,
+    "mysql": MySQLClocks,
+}
 
 
 class Opened:
@@ -140,3 +154,14 @@ def mariadb_book(url: str, *, namespace: str, clocks: MariaClocks | None = None)
     else:
         ledger = clocks.opened(namespace)
     return Opened(MariaAlarms(BlockingWorld(), ledger), ledger)
+
+
+def book_by(clocks: SettableClocks, folder: Path) -> Opened:
+    """Return a book of the kind that goes by such clocks."""
+    if isinstance(clocks, ServerClocks):
+        return postgres_book(clocks.url, namespace=fresh_namespace())
+    if isinstance(clocks, MariaClocks):
+        return mariadb_book(clocks.url, clocks=clocks, namespace=fresh_namespace())
+    if isinstance(clocks, FileClocks):
+        return sqlite_book(folder / "ledger.db", clocks)
+    return memory_book(clocks)

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from alarmlab import (
-    START,
-    Opened,
-    StillClocks,
-    firing_of,
-    mariadb_book,
-    memory_book,
-    postgres_book,
-    sqlite_book,
-)
+from alarmlab import CLOCKS, START, Opened, book_by, firing_of
 
 from fencepost.errors import AlarmChanged, LeaseLost
 from fencepost.model.alarm import AlarmState, Became, Failure, NextDue, Rearm, Setting
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
-from marialab import MariaClocks
-from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fencepost.testing.clock import SettableClocks
 
 ERROR = Failure("errors", 10.0, error="Oops: it broke")
 LOSSY = AlarmPolicy(max_losses=2)
-
-
-class FileClocks(StillClocks):
-    """Those that go with a file."""
-
-
-CLOCKS: dict[str, Callable[[], Any]] = {
-    "memory": StillClocks,
-    "sqlite": FileClocks,
-    "postgres": ServerClocks,
-    "mariadb": MariaClocks,
-}
 
 
 @pytest.fixture(params=CLOCKS)
@@ -56,14 +33,7 @@ def clocks(request: pytest.FixtureRequest) -> Iterator[SettableClocks]:
 
 @pytest.fixture
 def opened(clocks: SettableClocks, tmp_path: Path) -> Iterator[Opened]:
-    if isinstance(clocks, ServerClocks):
-        opened = postgres_book(clocks.url, namespace=fresh_namespace())
-    elif isinstance(clocks, MariaClocks):
-        opened = mariadb_book(clocks.url, clocks=clocks, namespace=fresh_namespace())
-    elif isinstance(clocks, FileClocks):
-        opened = sqlite_book(tmp_path / "ledger.db", clocks)
-    else:
-        opened = memory_book(clocks)
+    opened = book_by(clocks, tmp_path)
     yield opened
     opened.close()
 

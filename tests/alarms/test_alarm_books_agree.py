@@ -23,7 +23,7 @@ from fencepost.model.alarm import AlarmState, AlarmWant, Batch, Failure, Firing,
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
-from marialab import MariaClocks
+from marialab import MariaClocks, MySQLClocks
 from pglab import ServerClocks, fresh_namespace
 
 if TYPE_CHECKING:
@@ -306,3 +306,9 @@ def test_postgres_keeps_alarms_like_the_reference(program: list[tuple[object, ..
 @given(st.lists(commands, min_size=20, max_size=60))
 def test_mariadb_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
     agreed_on_a_server(MariaClocks(), program)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(commands, min_size=20, max_size=60))
+def test_mysql_keeps_alarms_like_the_reference(program: list[tuple[object, ...]]) -> None:
+    agreed_on_a_server(MySQLClocks(), program)

@@ -11,6 +11,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import closing
@@ -223,3 +224,22 @@ def test_a_death_is_noticed_within_a_second_though_the_lease_is_longer(
             time.sleep(due_in)
         assert time.monotonic() - killed < 1.0
         assert seen == [("-1", generation, 1)]
+
+
+def test_an_instance_fires_what_a_dead_one_had_though_nothing_else_is_due(crew: Crew) -> None:
+    crew.end()
+    with Fencepost(crew.url) as fp:
+        fired = threading.Event()
+        fp.alarm("k")(fired.set)
+        fp.alarms.set("k", "-1", in_=0)
+        crew.members = [member] = [crew.started()]
+        assert member.stdout is not None
+        assert [member.stdout.readline() for _ in range(2)] == [b"ready\n", b"inside\n"]
+        instance = threading.Thread(target=lambda: fp.run(signals=False), daemon=True)
+        instance.start()
+        crew.end()
+        try:
+            assert fired.wait(10)
+        finally:
+            fp.stop(grace=0)
+            instance.join(10)

@@ -23,10 +23,8 @@ STATEMENTS = {
     "find": sql.FIND,
     "due": sql.FIND_DUE,
     "firing": sql.FIND_FIRING,
-    "claimed": sql.FIND_CLAIMED,
     "dead": sql.FIND_DEAD,
     "prunable": sql.FIND_PRUNABLE,
-    "has": sql.HAS,
     "next due": sql.next_due(3),
     "of a kind": sql.listing(of_kind=True, states=2),
 }

@@ -19,7 +19,7 @@ from fencepost.testing.simulator.alarms import memory_alarms, simulate_alarms, s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fencepost.model.alarm import AlarmRecord, Firing, Rearm
+    from fencepost.model.alarm import AlarmWant, Batch, Firing, Rearm
     from fencepost.testing.simulator.alarms import AlarmServer
 
 # `FENCEPOST_SEEDS=10000 pytest tests/alarms` for the long run.
@@ -61,9 +61,11 @@ class Forgetful(MemoryAlarms):
     """A book whose ends do not look at the generation."""
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
-        known = self._alarms.get((firing.kind, firing.key))
+        known = self._desk.find(firing.kind, firing.key)
         if known is not None and known.fired == firing.generation and rearm is None:
-            return self._ended(firing, AlarmEnd(Became.DONE))
+            self._desk.let_go(known)
+            self._desk.drop(firing.lease, firing.nonce)
+            return AlarmEnd(Became.DONE)
         return await super().finish(firing, rearm)
 
 
@@ -71,7 +73,7 @@ class Trusting(MemoryAlarms):
     """A book whose ends do not look at the token."""
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
-        known = self._alarms.get((firing.kind, firing.key))
+        known = self._desk.find(firing.kind, firing.key)
         if known is not None and known.fired == firing.generation:
             firing = firing._replace(token=known.token, nonce=known.holder.nonce)
         return await super().finish(firing, rearm)
@@ -80,18 +82,21 @@ class Trusting(MemoryAlarms):
 class Hasty(MemoryAlarms):
     """A book that takes everybody for dead."""
 
-    def _alive(self, record: AlarmRecord) -> bool:
-        return super()._alive(record) and len(record.key) > 3
+    async def claim_due(self, want: AlarmWant) -> Batch:
+        for record in self._desk.firing(want):
+            if len(record.key) <= 3:
+                self._desk.drop(record.lease, record.holder.nonce)
+        return await super().claim_due(want)
 
 
 class Eager(MemoryAlarms):
     """A book that has no end: what was committed stays armed."""
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
-        known = self._alarms.get((firing.kind, firing.key))
+        known = self._desk.find(firing.kind, firing.key)
         end = await super().finish(firing, rearm)
         if end == AlarmEnd(Became.DONE) and known is not None and known.losses:
-            self._put(known._replace(fired=0, state=known.state.ARMED))
+            self._desk.put(known._replace(fired=0, state=known.state.ARMED))
         return end
 
 

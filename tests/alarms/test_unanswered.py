@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from alarmlab import Opened, memory_book
 
 from fencepost import Fencepost
-from fencepost.errors import OutcomeUnknown, StoreUnavailable
+from fencepost.errors import GiveUp, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.world.flow import finish
 
@@ -25,8 +25,17 @@ if TYPE_CHECKING:
 class Deaf:
     """A book whose answers to one verb get lost; ``away`` means that nothing is done at all."""
 
-    def __init__(self, book: AlarmBook, verb: str, *, answers: int, away: bool = False) -> None:
+    def __init__(
+        self,
+        book: AlarmBook,
+        verb: str,
+        *,
+        answers: int,
+        away: bool = False,
+        instead: type[BaseException] = OutcomeUnknown,
+    ) -> None:
         self._book, self._verb, self.left, self._away = book, verb, answers, away
+        self._instead = instead
 
     def __getattr__(self, name: str) -> object:
         verb = getattr(self._book, name)
@@ -40,7 +49,7 @@ class Deaf:
             answer = await verb(*args, **words)
             if self.left:
                 self.left -= 1
-                raise OutcomeUnknown("no answer came")
+                raise self._instead("no answer came")
             return answer
 
         return unheard
@@ -58,9 +67,9 @@ class Kit:
         def handle(alarm: Alarm) -> None:
             self.seen.append(alarm.key)
 
-    def deafen(self, verb: str, *, answers: int, away: bool = False) -> None:
+    def deafen(self, verb: str, *, answers: int, **how: Any) -> None:
         alarming = self.fp._alarming
-        alarming._book = Deaf(alarming.book, verb, answers=answers, away=away)  # type: ignore[assignment]
+        alarming._book = Deaf(alarming.book, verb, answers=answers, **how)  # type: ignore[assignment]
         alarming._ringer = None
 
 
@@ -98,6 +107,29 @@ def test_a_success_whose_answer_got_lost_is_a_success(kit: Kit) -> None:
     kit.deafen("finish", answers=1)
     assert kit.fp.alarms.run_due() == (1, 0, 0, 0)
     assert kit.fp.alarms.list() == []
+
+
+def test_a_failure_whose_answer_got_lost_is_a_failure(kit: Kit) -> None:
+    @kit.fp.alarm("bad")
+    def bad() -> None:
+        raise GiveUp("for good")
+
+    kit.fp.alarms.set("bad", "a", in_=0)
+    kit.deafen("fail", answers=1)
+    assert kit.fp.alarms.run_due() == (0, 1, 0, 1)
+    told = [event.what for event in kit.events if event.what.startswith("alarm_")]
+    assert told == ["alarm_failed", "alarm_dead"]
+
+
+def test_a_success_that_was_committed_when_an_interrupt_came_is_a_success(kit: Kit) -> None:
+    kit.fp.alarms.set("k", "a", in_=0)
+    kit.deafen("finish", answers=1, instead=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kit.fp.alarms.run_due()
+    assert kit.seen == ["a"]
+    assert [event.what for event in kit.events if event.what.startswith("alarm_")] == [
+        "alarm_fired"
+    ]
 
 
 def test_an_end_that_the_store_refuses_for_a_while_is_told_again(kit: Kit) -> None:

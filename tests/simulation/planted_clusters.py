@@ -85,8 +85,8 @@ class AdoptsTooMuch(_MemoryDesk):
 
 
 class IgnoresRenewals(MemoryLedger):
-    def _standing(self, name: str) -> Standing:
-        standing = super()._standing(name)
+    def standing(self, name: str) -> Standing:
+        standing = super().standing(name)
         old = standing.held and self._world.clocks.wall() - standing.since > 5.0
         return Standing(name) if old else standing
 

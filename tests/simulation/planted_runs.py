@@ -108,9 +108,9 @@ class EndsForAnybody(MemoryLedger):
 
 
 class KeepsTheToken(MemoryStore):
-    def give(self, name: str, holder: Holder, ttl: float) -> Grant:
+    def give(self, name: str, holder: Holder, ttl: float, *, above: int = 0) -> Grant:
         before = self._shelf.records.get(self._key(name))
-        grant = super().give(name, holder, ttl)
+        grant = super().give(name, holder, ttl, above=above)
         if before is None or not before.held:
             return grant
         record = self._shelf.records[self._key(name)]

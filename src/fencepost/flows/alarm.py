@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fencepost.flows.keep import Hold
+    from fencepost.flows.ring import Beside
     from fencepost.ledger.alarm_api import AlarmBook
     from fencepost.model.alarm import Batch, ClaimedAlarm
     from fencepost.model.alarm_policy import AlarmPolicy
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 # How often those who fire now are looked at: has one of them died?
 SWEEP_EVERY = 0.5
+# After a claim of due alarms that was granted none: somebody else is about to have them.
+_BARREN_PAUSE = 0.25
 # How often tombstones are looked at.
 _PRUNE_EVERY = 3600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -111,6 +114,7 @@ class AlarmCourse(Course):
             record.kind, record.key, record.fired, record.token, record.holder.nonce, record.lease
         )
         self.superseded = False  # whether somebody has set or cleared the alarm meanwhile
+        self.unheard = False  # whether its end may be on record already
         # What becomes of the alarm if the handler succeeds; it may say otherwise.
         every = policy.every
         self.rearm = None if every is None else Rearm(record.payload, every=every)
@@ -141,36 +145,50 @@ class Ringer:
     def __init__(self, doors: AlarmDoors, errand: AlarmErrand) -> None:
         self._doors, self._errand = doors, errand
         self._doubtful: list[Holder] = []  # those whose claims were never answered
-        self._sweep_at = self._prune_at = 0.0
+        self._sweep_at = self._prune_at = self._barren_until = 0.0
+        self._expects = False  # whether something was due at the last look
 
     async def fire(
-        self, *, limit: int | None = None, workers: int = 1, until: float | None = None
+        self,
+        *,
+        limit: int | None = None,
+        workers: int = 1,
+        until: float | None = None,
+        beside: Beside | None = None,
     ) -> Fired:
         """Fire what is due, ``workers`` at a time, until nothing is; no more than ``limit``.
 
-        None begins after ``until``, an instant of the boot-time clock.
+        None begins after ``until``, an instant of the boot-time clock. Who is ``beside`` looks for
+        what comes due meanwhile.
         """
-        turn = _Turn(self, limit, until)
+        turn = _Turn(self, limit, until, beside)
         world = self._doors.world
         while (wanted := turn.may_claim(workers)) and (first := await turn.claim(wanted)):
-            if len(first) == 1:
-                await turn.lane(first[0])
+            lanes = turn.lanes(first)
+            if len(lanes) == 1:
+                await lanes[0]
             else:
-                await world.together(*(turn.lane(one) for one in first))
+                await world.together(*lanes)
             if turn.error is not None:
                 raise turn.error
         await self._tidy()
-        return Fired(*turn.counts)
+        fired = Fired(*turn.counts)
+        if self._expects and not fired:
+            self._barren_until = world.clocks.boottime() + _BARREN_PAUSE
+        return fired
 
     async def due_in(self) -> float | None:
-        """Say in how many seconds to look again, as far as is known now; None for not at all.
+        """Say in how many seconds to fire, as far as is known now; None for not at all.
 
         Somebody else may set an earlier alarm. To look costs one statement that reads.
         """
         due = await self._doors.book.next_due(tuple(self._errand.policies))
+        now, self._expects = self._doors.world.clocks.boottime(), due.within == 0.0
+        within = max(0.0, self._barren_until - now) if self._expects else due.within
         if due.firing:  # whoever has it may die
-            return SWEEP_EVERY if due.within is None else min(due.within, SWEEP_EVERY)
-        return due.within
+            sweep_in = max(0.0, self._sweep_at - now)
+            within = sweep_in if within is None else min(within, sweep_in)
+        return within
 
     async def claim(self, limit: int) -> tuple[float, Batch]:
         """Ask until the book's answer is known; return it and the instant the request was sent."""
@@ -223,8 +241,11 @@ class Ringer:
 class _Turn:
     """One call of ``fire``: what may still be claimed, and what became of what was."""
 
-    def __init__(self, ringer: Ringer, limit: int | None, until: float | None) -> None:
+    def __init__(
+        self, ringer: Ringer, limit: int | None, until: float | None, beside: Beside | None
+    ) -> None:
         self._ringer, self._left, self._until = ringer, limit, until
+        self._beside, self._under_way = beside, 0
         self._turn = ringer.doors.world.mutex()  # lanes may be threads
         self.counts = [0, 0, 0, 0]
         self.error: FencepostError | None = None
@@ -234,6 +255,7 @@ class _Turn:
         over = self.error is not None or (
             self._until is not None and self._ringer.doors.world.clocks.boottime() >= self._until
         )
+        over = over or (self._beside is not None and self._beside.bell.stopped)
         if over or not self._ringer.errand.policies:
             return 0
         if self._left is None:
@@ -254,14 +276,22 @@ class _Turn:
             for one in batch.claimed:
                 if one.overdue:
                     say(emit, "alarm_late", one.record, late=f"{one.late:.1f}s")
-            if batch.claimed or not (batch.dead and batch.more):
+            if not batch.again:
                 break
         if self._left is not None and len(batch.claimed) < limit:
             with self._turn:
                 self._left += limit - len(batch.claimed)
         return [(one, sent) for one in batch.claimed]
 
-    async def lane(self, first: tuple[ClaimedAlarm, float]) -> None:
+    def lanes(self, first: list[tuple[ClaimedAlarm, float]]) -> list[Flow[None]]:
+        """Return what fires these alarms, and those after them; and who looks meanwhile."""
+        self._under_way = len(first)
+        lanes = [self._lane(one) for one in first]
+        if self._beside is not None:
+            lanes.append(self._beside.watch(lambda: self._under_way > 0))
+        return lanes
+
+    async def _lane(self, first: tuple[ClaimedAlarm, float]) -> None:
         """Fire one alarm after another, as long as any is due. Never raises what is expected."""
         try:
             await self._fire(*first)
@@ -273,6 +303,11 @@ class _Turn:
                     await self._fire(one, sent)
         except FencepostError as error:  # the store is away: every lane will find that out
             self.error = error
+        finally:
+            with self._turn:
+                self._under_way -= 1
+            if self._beside is not None:
+                self._beside.bell.nudge()
 
     async def _fire(self, claimed: ClaimedAlarm, sent: float) -> None:
         errand = self._ringer.errand
@@ -350,15 +385,15 @@ async def conclude(
     """Commit a success, or record a failure; None if the alarm was not ours any more."""
     course.ending = course.hold.ending = True
     book, firing, rearm = doors.book, course.firing, course.rearm
-    unheard: list[OutcomeUnknown] = []
 
     async def ask() -> AlarmEnd:
         try:
             if failure is None:
                 return await book.finish(firing, rearm)
             return await book.fail(firing, failure)
-        except OutcomeUnknown as unknown:
-            unheard.append(unknown)
+        except BaseException as error:
+            if isinstance(error, OutcomeUnknown) or not isinstance(error, Exception):
+                course.unheard = True  # an interrupt may come after the commit as well
             raise
 
     try:
@@ -366,7 +401,7 @@ async def conclude(
     except Lost as lost:
         say(emit, "alarm_stale", course.alarm, reason=str(lost))
         return None
-    if end.became is Became.GONE and unheard and failure is None and rearm is None:
+    if end.became is Became.GONE and course.unheard and failure is None and rearm is None:
         # It is gone because it was committed: by that earlier request, as far as one can tell.
         end = AlarmEnd(Became.DONE)
     _tell(emit, course, end, failure)

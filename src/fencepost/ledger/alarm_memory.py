@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from fencepost.errors import LeaseLost
-from fencepost.model.alarm import (
-    AlarmEnd,
-    AlarmRecord,
-    AlarmState,
-    Batch,
-    Became,
-    ClaimedAlarm,
-    NextDue,
-    busy_record,
-    chosen,
-    claimed_record,
-    cleared_record,
-    failed,
-    finished,
-    is_by,
-    lost_record,
-    refuse_changed,
-    set_record,
-)
+from fencepost.ledger import alarm_verbs as verbs
+from fencepost.model.alarm import AlarmRecord, AlarmState, NextDue, first_due
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fencepost.ledger.memory import MemoryLedger
-    from fencepost.model.alarm import AlarmWant, Failure, Firing, Rearm, Setting
+    from fencepost.model.alarm import AlarmEnd, AlarmWant, Batch, Failure, Firing, Rearm, Setting
     from fencepost.world.api import World
 
 
@@ -40,43 +22,79 @@ class MemoryAlarmShelf:
         self.floor = 0  # the highest generation of any alarm that was deleted
 
 
+class MemoryAlarmDesk:
+    """The alarms, under the lock of the store that has the leases."""
+
+    def __init__(self, shelf: MemoryAlarmShelf, ledger: MemoryLedger, *, now: float) -> None:
+        self._shelf, self._alarms, self._leases = shelf, shelf.alarms, ledger.leases
+        self.now = now
+        self.standing = ledger.standing
+        self.give, self.extend = self._leases.give, self._leases.extend
+        self.drop = self._leases.drop
+
+    def all(self) -> list[AlarmRecord]:
+        """Return all alarms, by kind and key."""
+        return [record for _, record in sorted(self._alarms.items())]
+
+    def find(self, kind: str, key: str, *, lease: str = "") -> AlarmRecord | None:
+        """Return an alarm, or its tombstone."""
+        del lease  # it is at hand
+        return self._alarms.get((kind, key))
+
+    def floor(self) -> int:
+        """Return what the generation of an alarm must be above that was not found."""
+        return max(self._leases.highest, self._shelf.floor)
+
+    def firing(self, want: AlarmWant) -> list[AlarmRecord]:
+        """Return all that fire."""
+        return [record for record in self.all() if record.fired and record.kind in want.policies]
+
+    def due(self, want: AlarmWant) -> list[AlarmRecord]:
+        """Return the first that are due of each kind."""
+        return first_due(self.all(), want, now=self.now)
+
+    def put(self, record: AlarmRecord) -> AlarmRecord:
+        """Keep an alarm as it is now."""
+        before = self._alarms.get((record.kind, record.key))
+        assert before is None or before.generation <= record.generation, "it never falls"
+        self._alarms[record.kind, record.key] = record
+        return record
+
+    def let_go(self, record: AlarmRecord) -> None:
+        """Forget an alarm, but for the highest generation."""
+        del self._alarms[record.kind, record.key]
+        self._shelf.floor = max(self._shelf.floor, record.generation, record.token)
+
+
 class MemoryAlarms:
-    """Alarms in a dictionary, under the lock of the store that has the leases."""
+    """Alarms in a dictionary."""
 
     def __init__(self, world: World, ledger: MemoryLedger) -> None:
-        self._world, self._leases = world, ledger.leases
+        self._world, self._ledger, self._leases = world, ledger, ledger.leases
 
     @property
-    def _shelf(self) -> MemoryAlarmShelf:
+    def _desk(self) -> MemoryAlarmDesk:
         beside, name = self._leases.beside, f"alarms/{self._leases.namespace}"
         shelf = beside.get(name) or beside.setdefault(name, MemoryAlarmShelf())
         assert isinstance(shelf, MemoryAlarmShelf), "nobody else keeps anything there"
-        return shelf
-
-    @property
-    def _alarms(self) -> dict[tuple[str, str], AlarmRecord]:
-        return self._shelf.alarms
+        return MemoryAlarmDesk(shelf, self._ledger, now=self._world.clocks.wall())
 
     async def set(self, setting: Setting) -> AlarmRecord:
         """Set an alarm, in place of what there was."""
         with self._leases.turn:
-            known, now = self._alarms.get(setting[:2]), self._world.clocks.wall()
-            floor = max(self._leases.highest, self._shelf.floor)
-            return self._put(set_record(known, setting, floor=floor, now=now))
+            return verbs.set_(self._desk, setting)
 
     async def clear(
         self, kind: str, key: str, *, keep: float = 0.0, if_generation: int | None = None
     ) -> AlarmRecord | None:
         """Clear an alarm and return the tombstone."""
         with self._leases.turn:
-            known, now = self._alarms.get((kind, key)), self._world.clocks.wall()
-            refuse_changed(kind, key, known, expected=if_generation)
-            return None if known is None else self._put(cleared_record(known, keep=keep, now=now))
+            return verbs.clear(self._desk, kind, key, keep=keep, if_generation=if_generation)
 
     async def get(self, kind: str, key: str) -> AlarmRecord | None:
         """Return an alarm, or its tombstone."""
         with self._leases.turn:
-            return self._alarms.get((kind, key))
+            return self._desk.find(kind, key)
 
     async def listed(
         self, kind: str | None = None, *, states: Sequence[AlarmState] = (), limit: int = 100
@@ -85,147 +103,47 @@ class MemoryAlarms:
         with self._leases.turn:
             return [
                 record
-                for _, record in sorted(self._alarms.items())
+                for record in self._desk.all()
                 if kind in (None, record.kind) and (not states or record.state in states)
             ][:limit]
 
     async def next_due(self, kinds: Sequence[str]) -> NextDue:
         """Say when one of these kinds is due next."""
         with self._leases.turn:
-            now, ours = self._world.clocks.wall(), [r for r in self._all() if r.kind in kinds]
+            desk = self._desk
+            ours = [record for record in desk.all() if record.kind in kinds]
             armed = [record.wake_at for record in ours if record.state is AlarmState.ARMED]
             firing = any(record.fired for record in ours)
-            return NextDue(max(0.0, min(armed) - now) if armed else None, firing)
+            return NextDue(max(0.0, min(armed) - desk.now) if armed else None, firing)
 
     async def claim_due(self, want: AlarmWant) -> Batch:
         """Claim what is due, in one step."""
         with self._leases.turn:
-            return self._claim(want)
+            return verbs.claim(self._desk, want)
 
     async def beat(self, firing: Firing, *, ttl: float) -> bool:
         """Renew the lease of a handler; say whether a newer generation is there."""
         with self._leases.turn:
-            record = self._alarms.get((firing.kind, firing.key))
-            ours = record is not None and is_by(record, firing)
-            if not ours or not self._leases.extend(firing.lease, firing.nonce, firing.token, ttl):
-                reason = "it ran out" if ours else "the alarm is no longer this handler's"
-                raise LeaseLost(firing.lease, token=firing.token, reason=reason)
-            return record is not None and record.generation != firing.generation
+            return verbs.beat(self._desk, firing, ttl=ttl)
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
         """Commit a handler's success, and release its lease."""
         with self._leases.turn:
-            known = self._alarms.get((firing.kind, firing.key))
-            return self._ended(
-                firing, finished(known, firing, rearm, now=self._world.clocks.wall())
-            )
+            return verbs.finish(self._desk, firing, rearm)
 
     async def fail(self, firing: Firing, failure: Failure) -> AlarmEnd:
         """Record a handler's failure, and release its lease."""
         with self._leases.turn:
-            known = self._alarms.get((firing.kind, firing.key))
-            return self._ended(
-                firing, failed(known, firing, failure, now=self._world.clocks.wall())
-            )
+            return verbs.fail(self._desk, firing, failure)
 
     async def prune(self, *, limit: int = 1000) -> int:
         """Delete tombstones that were kept for long enough."""
         with self._leases.turn:
-            now = self._world.clocks.wall()
-            over = [
-                record
-                for record in self._all()
-                if record.state is AlarmState.CLEARED and record.keep_until <= now
-            ]
+            desk = self._desk
+            cleared = [record for record in desk.all() if record.state is AlarmState.CLEARED]
+            over = [record for record in cleared if record.keep_until <= desk.now]
             over.sort(key=lambda record: record.keep_until)
             for record in over[:limit]:
-                self._leases.drop(record.lease, record.holder.nonce)
-                self._delete(record.kind, record.key)
+                desk.drop(record.lease, record.holder.nonce)
+                desk.let_go(record)
             return len(over[:limit])
-
-    # What happens under the lock.
-
-    def _claim(self, want: AlarmWant) -> Batch:
-        now, dead = self._world.clocks.wall(), []
-        firing = [r for r in self._all() if r.fired and r.kind in want.policies]
-        adopted = [self._adopt(record, want) for record in firing if self._is_of(record, want)]
-        if adopted:
-            return Batch(tuple(adopted))
-        lost = [record for record in firing if want.sweep and not self._alive(record)]
-        for record in lost:
-            self._leases.drop(record.lease, record.holder.nonce)
-            settled = self._put(lost_record(record, want.policies[record.kind], now=now))
-            if settled.state is AlarmState.DEAD:
-                dead.append(settled)
-        due = self._due(want, now=now)
-        taken = chosen(due, limit=want.limit, alone=want.alone, now=now)
-        claimed: list[ClaimedAlarm] = []
-        for record in taken:
-            begun = self._begin(want, record, claimed, now=now)
-            if begun.state is AlarmState.DEAD:
-                dead.append(begun)
-        return Batch(tuple(claimed), tuple(dead), len(lost), more=len(due) > len(taken))
-
-    def _due(self, want: AlarmWant, *, now: float) -> list[AlarmRecord]:
-        due: list[AlarmRecord] = []
-        for kind in want.policies:
-            of_kind = [
-                record
-                for record in self._all()
-                if record.kind == kind
-                and record.state is AlarmState.ARMED
-                and record.wake_at <= now
-            ]
-            of_kind.sort(key=lambda record: (record.wake_at, record.key))
-            due += of_kind[: want.limit + 1]
-        return due
-
-    def _begin(
-        self, want: AlarmWant, record: AlarmRecord, claimed: list[ClaimedAlarm], *, now: float
-    ) -> AlarmRecord:
-        policy, seen = want.policies[record.kind], self._leases.look(record.lease)
-        if seen is not None and seen.held:
-            return self._put(busy_record(record, now=now))
-        begun = claimed_record(record, policy, alone=want.alone, now=now)
-        if begun.state is AlarmState.DEAD:
-            return self._put(begun)
-        holder = want.holder._replace(nonce=f"{want.holder.nonce}-{len(claimed)}")
-        grant = self._leases.give(record.lease, holder, policy.lease)
-        begun = begun._replace(token=grant.token, holder=holder, batch=want.holder.nonce)
-        late = max(0.0, now - record.wake_at)
-        claimed.append(ClaimedAlarm(begun, policy.lease, late, late > policy.grace))
-        return self._put(begun)
-
-    def _is_of(self, record: AlarmRecord, want: AlarmWant) -> bool:
-        asked = record.batch == want.holder.nonce and record.state is AlarmState.FIRING
-        return asked and self._alive(record)
-
-    def _adopt(self, record: AlarmRecord, want: AlarmWant) -> ClaimedAlarm:
-        ttl = want.policies[record.kind].lease
-        self._leases.extend(record.lease, record.holder.nonce, record.token, ttl)
-        return ClaimedAlarm(record, ttl, adopted=True)
-
-    def _alive(self, record: AlarmRecord) -> bool:
-        seen = self._leases.look(record.lease)
-        return seen is not None and seen.held and seen.holder.nonce == record.holder.nonce
-
-    def _ended(self, firing: Firing, end: AlarmEnd) -> AlarmEnd:
-        if end.record is not None:
-            self._put(end.record)
-        elif end.became is Became.DONE:
-            self._delete(firing.kind, firing.key)
-        self._leases.drop(firing.lease, firing.nonce)
-        return end
-
-    def _all(self) -> list[AlarmRecord]:
-        return [record for _, record in sorted(self._alarms.items())]
-
-    def _delete(self, kind: str, key: str) -> None:
-        shelf, record = self._shelf, self._alarms.pop((kind, key))
-        shelf.floor = max(shelf.floor, record.generation, record.token)
-
-    def _put(self, record: AlarmRecord) -> AlarmRecord:
-        before = self._alarms.get((record.kind, record.key))
-        assert before is None or before.generation <= record.generation, "it never falls"
-        self._alarms[record.kind, record.key] = record
-        return record

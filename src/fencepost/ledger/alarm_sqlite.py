@@ -9,36 +9,101 @@ from __future__ import annotations
 
 import os
 
-from fencepost.errors import LeaseLost
-from fencepost.ledger import alarm_sqlite_rows as sql, sqlite_clock as clock
-from fencepost.model.alarm import (
-    AlarmEnd,
-    AlarmRecord,
-    AlarmState,
-    Batch,
-    Became,
-    ClaimedAlarm,
-    NextDue,
-    busy_record,
-    chosen,
-    claimed_record,
-    cleared_record,
-    failed,
-    finished,
-    lost_record,
-    refuse_changed,
-    set_record,
-)
+from fencepost.ledger import alarm_sqlite_rows as sql, alarm_verbs as verbs, sqlite_clock as clock
+from fencepost.model.alarm import AlarmState, Batch, NextDue
 from fencepost.model.lease import DRIFT, MARGIN
+from fencepost.world.sqlite import PATIENCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from sqlite3 import Connection
+    from typing import Any, TypeVar
 
     from fencepost.ledger.sqlite import SqliteLedger
-    from fencepost.model.alarm import AlarmWant, Failure, Firing, Rearm, Setting
+    from fencepost.model.alarm import (
+        AlarmEnd,
+        AlarmRecord,
+        AlarmWant,
+        Failure,
+        Firing,
+        Rearm,
+        Setting,
+    )
+    from fencepost.model.claim import Standing
+    from fencepost.model.lease import Grant, Holder
+    from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
+
+    T = TypeVar("T")
+
+
+class SqliteAlarmDesk:
+    """An open transaction. ``proofs`` of deaths are for whoever opened it to close after it."""
+
+    def __init__(
+        self, db: Connection, ledger: SqliteLedger, proofs: list[int], *, now: float
+    ) -> None:
+        self.db, self.now = db, now
+        self._books, self._leases, self._proofs = ledger.books, ledger.leases, proofs
+        self._namespace = ledger.leases.namespace
+        self._seen: dict[str, Seen] = {}
+
+    def find(self, kind: str, key: str, *, lease: str = "") -> AlarmRecord | None:
+        """Return an alarm, or its tombstone."""
+        del lease  # it is dropped unseen
+        row = self.db.execute(sql.FIND, (self._namespace, kind, key)).fetchone()
+        return None if row is None else sql.alarm_of(row)
+
+    def floor(self) -> int:
+        """Return what the generation of an alarm must be above that was not found."""
+        return self._leases.deleted(self.db)
+
+    def firing(self, want: AlarmWant) -> list[AlarmRecord]:
+        """Return what this request has claimed before; to sweep, all that fire."""
+        return [
+            sql.alarm_of(row)
+            for kind in sorted(want.policies)
+            for row in self.db.execute(
+                sql.FIND_FIRING, (self._namespace, kind, want.sweep, want.holder.nonce)
+            ).fetchall()
+        ]
+
+    def due(self, want: AlarmWant) -> list[AlarmRecord]:
+        """Return the first that are due of each kind."""
+        return [
+            sql.alarm_of(row)
+            for kind in want.policies
+            for row in self.db.execute(
+                sql.FIND_DUE, (self._namespace, kind, self.now, want.limit + 1)
+            ).fetchall()
+        ]
+
+    def put(self, record: AlarmRecord) -> AlarmRecord:
+        """Keep an alarm as it is now."""
+        self.db.execute(sql.PUT, (self._namespace, *sql.row_of(record)))
+        return record
+
+    def let_go(self, record: AlarmRecord) -> None:
+        """Forget an alarm: the file remembers the highest generation."""
+        self.db.execute(sql.DELETE, (self._namespace, record.kind, record.key))
+
+    def standing(self, name: str) -> Standing:
+        """Return how a lease stands."""
+        standing, self._seen[name] = self._books.standing(self.db, name, self._proofs)
+        return standing
+
+    def give(self, name: str, holder: Holder, ttl: float, *, above: int) -> Grant:
+        """Grant a lease that was seen to be free."""
+        return self._leases.give(self.db, name, holder, ttl, seen=self._seen[name], above=above)
+
+    def extend(self, name: str, nonce: str, token: int, ttl: float) -> bool:
+        """Move the end of a lease; say whether it was still this nonce's."""
+        return self._leases.extend(self.db, name, nonce, token, ttl)
+
+    def drop(self, name: str, nonce: str) -> None:
+        """Forget a lease, if this nonce has it."""
+        self._leases.drop(self.db, name, nonce)
 
 
 class SqliteAlarms:
@@ -46,43 +111,25 @@ class SqliteAlarms:
 
     def __init__(self, world: World, ledger: SqliteLedger) -> None:
         self._world, self._ledger, self._leases = world, ledger, ledger.leases
-        self._written, self._read = ledger.written, ledger.read
         self._settles = bool(ledger.abilities.settles)
         self._namespace = ledger.leases.namespace
 
     async def set(self, setting: Setting) -> AlarmRecord:
         """Set an alarm, in place of what there was."""
-
-        def work(db: Connection) -> AlarmRecord:
-            known, now = self._find(db, setting.kind, setting.key), self._world.clocks.wall()
-            floor = self._leases.deleted(db) if known is None else 0
-            return self._put(db, set_record(known, setting, floor=floor, now=now))
-
-        record: AlarmRecord = await self._world.call(self._written, work)
-        return record
+        return await self._world.call(self._write, lambda desk: verbs.set_(desk, setting))
 
     async def clear(
         self, kind: str, key: str, *, keep: float = 0.0, if_generation: int | None = None
     ) -> AlarmRecord | None:
         """Clear an alarm and return the tombstone."""
-
-        def work(db: Connection) -> AlarmRecord | None:
-            known = self._find(db, kind, key)
-            refuse_changed(kind, key, known, expected=if_generation)
-            if known is None:
-                return None
-            now = self._world.clocks.wall()
-            return self._put(db, cleared_record(known, keep=keep, now=now))
-
-        found: AlarmRecord | None = await self._world.call(self._written, work)
-        return found
+        return await self._world.call(
+            self._write,
+            lambda desk: verbs.clear(desk, kind, key, keep=keep, if_generation=if_generation),
+        )
 
     async def get(self, kind: str, key: str) -> AlarmRecord | None:
         """Return an alarm, or its tombstone."""
-        found: AlarmRecord | None = await self._world.call(
-            self._read, lambda db: self._find(db, kind, key)
-        )
-        return found
+        return await self._world.call(self._look, lambda desk: desk.find(kind, key))
 
     async def listed(
         self, kind: str | None = None, *, states: Sequence[AlarmState] = (), limit: int = 100
@@ -94,8 +141,7 @@ class SqliteAlarms:
         """Say when one of these kinds is due next."""
         if not kinds:
             return NextDue()
-        found: NextDue = await self._world.call(self._read, lambda db: self._next_due(db, kinds))
-        return found
+        return await self._world.call(self._look, lambda desk: self._next_due(desk, kinds))
 
     async def claim_due(self, want: AlarmWant) -> Batch:
         """Claim what is due, all in one transaction."""
@@ -105,90 +151,103 @@ class SqliteAlarms:
         """Renew the lease of a handler; say whether a newer generation is there."""
         patience = min(DRIFT * ttl + 0.6 * MARGIN, 0.25)  # as short as a renewal's
 
-        def work(db: Connection) -> bool:
-            row = db.execute(sql.HAS, (self._namespace, *firing[:5])).fetchone()
-            ours = row is not None
-            if not ours or not self._leases.extend(
-                db, firing.lease, firing.nonce, firing.token, ttl
-            ):
-                reason = "it ran out" if ours else "the alarm is no longer this handler's"
-                raise LeaseLost(firing.lease, token=firing.token, reason=reason)
-            return bool(row[0] != firing.generation)
+        def work(desk: SqliteAlarmDesk) -> bool:
+            return verbs.beat(desk, firing, ttl=ttl)
 
-        newer: bool = await self._world.call(self._written, work, False, patience)  # noqa: FBT003 -- a door takes arguments by position
-        return newer
+        return await self._world.call(self._write, work, False, patience)  # noqa: FBT003 -- a door takes arguments by position
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
         """Commit a handler's success, and release its lease."""
         return await self._world.call(
-            self._end, firing, lambda record, now: finished(record, firing, rearm, now=now)
+            self._end, firing, lambda desk: verbs.finish(desk, firing, rearm)
         )
 
     async def fail(self, firing: Firing, failure: Failure) -> AlarmEnd:
         """Record a handler's failure, and release its lease."""
         return await self._world.call(
-            self._end, firing, lambda record, now: failed(record, firing, failure, now=now)
+            self._end, firing, lambda desk: verbs.fail(desk, firing, failure)
         )
 
     async def prune(self, *, limit: int = 1000) -> int:
         """Delete tombstones that were kept for long enough."""
 
-        def work(db: Connection) -> int:
-            if clock.agreed(db, self._world.clocks):
+        def work(desk: SqliteAlarmDesk) -> int:
+            if clock.agreed(desk.db, self._world.clocks):
                 return 0
-            values = (self._namespace, self._world.clocks.wall(), limit)
-            gone = list(map(sql.alarm_of, db.execute(sql.FIND_PRUNABLE, values).fetchall()))
+            values = (self._namespace, desk.now, limit)
+            gone = list(map(sql.alarm_of, desk.db.execute(sql.FIND_PRUNABLE, values).fetchall()))
             for record in gone:
-                self._leases.drop(db, record.lease, record.holder.nonce)
-                db.execute(sql.DELETE, (self._namespace, record.kind, record.key))
+                desk.drop(record.lease, record.holder.nonce)
+                desk.let_go(record)
             return len(gone)
 
-        count: int = await self._world.call(self._written, work, False)  # noqa: FBT003 -- as above
-        return count
+        return await self._world.call(self._write, work, False)  # noqa: FBT003 -- as above
 
     # What runs behind the door.
+
+    def _write(
+        self,
+        work: Callable[[SqliteAlarmDesk], T],
+        durable: bool = True,  # noqa: FBT001, FBT002 -- as above
+        patience: float = PATIENCE,
+    ) -> T:
+        proofs: list[int] = []
+        try:
+            return self._ledger.written(lambda db: work(self._desk(db, proofs)), durable, patience)
+        finally:
+            _close(proofs)  # only now, as for a run
+
+    def _look(self, work: Callable[[SqliteAlarmDesk], T]) -> T:
+        proofs: list[int] = []
+        try:
+            return self._ledger.read(lambda db: work(self._desk(db, proofs)))
+        finally:
+            _close(proofs)
+
+    def _desk(self, db: Connection, proofs: list[int]) -> SqliteAlarmDesk:
+        return SqliteAlarmDesk(db, self._ledger, proofs, now=self._world.clocks.wall())
 
     def _list(
         self, kind: str | None, states: Sequence[AlarmState], limit: int
     ) -> list[AlarmRecord]:
         if tuple(states) == (AlarmState.DEAD,):  # they have an index, and are few
-            rows = self._read(lambda db: db.execute(sql.FIND_DEAD, (self._namespace,)).fetchall())
+            rows = self._rows(sql.FIND_DEAD, (self._namespace,))
             dead = [record for record in map(sql.alarm_of, rows) if kind in (None, record.kind)]
             return sorted(dead, key=lambda record: record[:2])[:limit]
         statement = sql.listing(of_kind=kind is not None, states=len(states))
         of_kind = () if kind is None else (kind,)
         values = (self._namespace, *of_kind, *(state.value for state in states), limit)
-        rows = self._read(lambda db: db.execute(statement, values).fetchall())
-        return [sql.alarm_of(row) for row in rows]
+        return [sql.alarm_of(row) for row in self._rows(statement, values)]
 
-    def _next_due(self, db: Connection, kinds: Sequence[str]) -> NextDue:
+    def _rows(self, statement: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        return self._ledger.read(lambda db: db.execute(statement, values).fetchall())
+
+    def _next_due(self, desk: SqliteAlarmDesk, kinds: Sequence[str]) -> NextDue:
         values = (*kinds, self._namespace)
-        wake_at, firing = db.execute(sql.next_due(len(kinds)), values).fetchone()
+        wake_at, firing = desk.db.execute(sql.next_due(len(kinds)), values).fetchone()
         if wake_at is None:
             return NextDue(None, bool(firing))
-        within = wake_at - self._world.clocks.wall()
+        within = wake_at - desk.now
         if within <= 0.0:  # unless it is our clock that is early
-            within += clock.off_by(db, self._world.clocks)
+            within += clock.off_by(desk.db, self._world.clocks)
         return NextDue(max(0.0, within), bool(firing))
 
     def _claim_due(self, want: AlarmWant) -> Batch:
-        if not want.policies or not self._read(lambda db: self._worthwhile(db, want)):
+        if not want.policies or not self._look(lambda desk: self._worthwhile(desk, want)):
             return Batch()
-        proofs: list[int] = []
 
-        def work(db: Connection) -> Batch:
-            self._ledger.refuse_doubtful(db)
-            if clock.agreed(db, self._world.clocks):  # what is due is for those to say who know it
-                return Batch()
-            return self._claim(db, want, proofs)
+        def work(desk: SqliteAlarmDesk) -> Batch:
+            self._ledger.refuse_doubtful(desk.db)
+            if clock.agreed(desk.db, self._world.clocks):
+                return Batch()  # what is due is for those to say who know it
+            batch = verbs.claim(desk, want)
+            if batch.lost:
+                self._leases.sweep(desk.db)
+            return batch
 
         if self._settles:
             self._leases.reserve.ahead()
-        try:
-            batch: Batch = self._written(work, not self._settles)
-        finally:
-            for proof in proofs:  # only now, as for a run
-                os.close(proof)
+        batch = self._write(work, not self._settles)
         tokens = [one.record.token for one in batch.claimed]
         if tokens:
             if self._settles and not self._leases.reserve.covers(max(tokens)):
@@ -197,130 +256,22 @@ class SqliteAlarms:
             self._ledger.testify(max(tokens))
         return batch
 
-    def _worthwhile(self, db: Connection, want: AlarmWant) -> bool:
+    def _worthwhile(self, desk: SqliteAlarmDesk, want: AlarmWant) -> bool:
         """Say whether a claim could find anything, without keeping others from writing."""
-        within, firing = self._next_due(db, tuple(want.policies))
-        if within == 0.0:
-            return True
-        if not firing:
-            return False
-        proofs: list[int] = []
-        try:
-            return any(
-                record.batch == want.holder.nonce
-                or (want.sweep and not self._alive(db, record, proofs))
-                for record in self._firing(db, want)
-            )
-        finally:
-            for proof in proofs:
-                os.close(proof)
+        within, firing = self._next_due(desk, tuple(want.policies))
+        if within == 0.0 or not firing:
+            return within == 0.0
+        return any(
+            record.batch == want.holder.nonce or not verbs.lives(desk, record)
+            for record in desk.firing(want)
+        )
 
-    def _claim(self, db: Connection, want: AlarmWant, proofs: list[int]) -> Batch:
-        now, adopted = self._world.clocks.wall(), self._adopted(db, want, proofs)
-        if adopted:
-            return Batch(tuple(adopted))
-        dead, lost = [], 0
-        if want.sweep:
-            for record in self._firing(db, want):
-                if not self._alive(db, record, proofs):
-                    lost += 1
-                    settled = lost_record(record, want.policies[record.kind], now=now)
-                    self._leases.drop(db, record.lease, record.holder.nonce)
-                    self._put(db, settled)
-                    if settled.state is AlarmState.DEAD:
-                        dead.append(settled)
-            if lost:
-                self._leases.sweep(db)
-        due = self._due(db, want, now=now)
-        taken = chosen(due, limit=want.limit, alone=want.alone, now=now)
-        claimed: list[ClaimedAlarm] = []
-        for record in taken:
-            begun = self._begin(db, want, record, claimed, proofs, now=now)
-            if begun.state is AlarmState.DEAD:
-                dead.append(begun)
-        return Batch(tuple(claimed), tuple(dead), lost, more=len(due) > len(taken))
-
-    def _adopted(self, db: Connection, want: AlarmWant, proofs: list[int]) -> list[ClaimedAlarm]:
-        """Return what this very request has claimed before, and its answer got lost."""
-        found = []
-        for kind, policy in want.policies.items():
-            values = (self._namespace, kind, want.holder.nonce)
-            for record in map(sql.alarm_of, db.execute(sql.FIND_CLAIMED, values).fetchall()):
-                ours = self._alive(db, record, proofs) and self._leases.extend(
-                    db, record.lease, record.holder.nonce, record.token, policy.lease
-                )
-                if ours:
-                    found.append(ClaimedAlarm(record, policy.lease, adopted=True))
-        return found
-
-    def _begin(
-        self,
-        db: Connection,
-        want: AlarmWant,
-        record: AlarmRecord,
-        claimed: list[ClaimedAlarm],
-        proofs: list[int],
-        *,
-        now: float,
-    ) -> AlarmRecord:
-        """Claim one of the due, with a lease, or find why it cannot be."""
-        policy = want.policies[record.kind]
-        found = self._leases.look(db, record.lease, proofs=proofs)
-        if found is not None and found[1].held:
-            return self._put(db, busy_record(record, now=now))
-        begun = claimed_record(record, policy, alone=want.alone, now=now)
-        if begun.state is AlarmState.DEAD:
-            return self._put(db, begun)
-        seen = None if found is None else (found[0].token, int(found[0].held), found[0].beat)
-        above = max(record.generation, record.token, *(one.record.token for one in claimed))
-        holder = want.holder._replace(nonce=f"{want.holder.nonce}-{len(claimed)}")
-        grant = self._leases.give(db, record.lease, holder, policy.lease, seen=seen, above=above)
-        begun = begun._replace(token=grant.token, holder=holder, batch=want.holder.nonce)
-        late = max(0.0, now - record.wake_at)
-        claimed.append(ClaimedAlarm(begun, policy.lease, late, late > policy.grace))
-        return self._put(db, begun)
-
-    def _end(
-        self, firing: Firing, decide: Callable[[AlarmRecord | None, float], AlarmEnd]
-    ) -> AlarmEnd:
-        def work(db: Connection) -> AlarmEnd:
-            end = decide(self._find(db, firing.kind, firing.key), self._world.clocks.wall())
-            if end.record is not None:
-                self._put(db, end.record)
-            elif end.became is Became.DONE:
-                db.execute(sql.DELETE, (self._namespace, firing.kind, firing.key))
-            self._leases.drop(db, firing.lease, firing.nonce)
-            return end
-
-        end: AlarmEnd = self._written(work)
+    def _end(self, firing: Firing, work: Callable[[SqliteAlarmDesk], AlarmEnd]) -> AlarmEnd:
+        end = self._write(work)
         self._leases.gave(firing.lease, firing.nonce, wake=False)
         return end
 
-    # Facts.
 
-    def _find(self, db: Connection, kind: str, key: str) -> AlarmRecord | None:
-        row = db.execute(sql.FIND, (self._namespace, kind, key)).fetchone()
-        return None if row is None else sql.alarm_of(row)
-
-    def _put(self, db: Connection, record: AlarmRecord) -> AlarmRecord:
-        db.execute(sql.PUT, (self._namespace, *sql.row_of(record)))
-        return record
-
-    def _firing(self, db: Connection, want: AlarmWant) -> list[AlarmRecord]:
-        return [
-            sql.alarm_of(row)
-            for kind in sorted(want.policies)
-            for row in db.execute(sql.FIND_FIRING, (self._namespace, kind)).fetchall()
-        ]
-
-    def _due(self, db: Connection, want: AlarmWant, *, now: float) -> list[AlarmRecord]:
-        return [
-            sql.alarm_of(row)
-            for kind in want.policies
-            for row in db.execute(sql.FIND_DUE, (self._namespace, kind, now, want.limit + 1))
-        ]
-
-    def _alive(self, db: Connection, record: AlarmRecord, proofs: list[int]) -> bool:
-        """Say whether the handler that has an alarm still holds its lease."""
-        found = self._leases.look(db, record.lease, proofs=proofs)
-        return found is not None and found[1].held and found[0].holder.nonce == record.holder.nonce
+def _close(proofs: list[int]) -> None:
+    for proof in proofs:
+        os.close(proof)

@@ -46,13 +46,11 @@ SELECT {_LISTED}
  ORDER BY wake_at, key
  LIMIT ?"""
 
-# Who fires now, of one kind: never many.
+# Who fires now, of one kind: never many. Or only what one request has claimed.
 FIND_FIRING = f"""
 SELECT {_LISTED}
   FROM {_FIRED_ONES}
- WHERE namespace = ? AND kind = ? AND {FIRED}"""
-
-FIND_CLAIMED = f"{FIND_FIRING} AND state = 'firing' AND batch = ?"
+ WHERE namespace = ? AND kind = ? AND {FIRED} AND (? OR batch = ?)"""
 
 FIND_DEAD = f"""
 SELECT {_LISTED}
@@ -65,11 +63,6 @@ SELECT {_LISTED}
  WHERE namespace = ? AND state = 'cleared' AND keep_until <= ? AND {OVER}
  ORDER BY keep_until
  LIMIT ?"""
-
-HAS = f"""
-SELECT generation
-  FROM fencepost_alarm
- WHERE {_KEY} AND fired = ? AND token = ? AND nonce = ?"""
 
 
 @lru_cache(maxsize=16)

@@ -8,40 +8,33 @@ from __future__ import annotations
 
 import itertools
 
-from fencepost.errors import LeaseLost
+from fencepost.ledger import alarm_verbs as verbs
 from fencepost.ledger.draft_alarm_values import ALARM_WIDTH, alarm_of
 from fencepost.ledger.draft_rousing import rouse
 from fencepost.ledger.planning import ALARM, LOOK
-from fencepost.model.alarm import (
-    AlarmEnd,
-    AlarmRecord,
-    AlarmState,
-    Batch,
-    Became,
-    ClaimedAlarm,
-    NextDue,
-    busy_record,
-    chosen,
-    claimed_record,
-    cleared_record,
-    failed,
-    finished,
-    lost_record,
-    refuse_changed,
-    set_record,
-)
+from fencepost.model.alarm import AlarmState, Batch, NextDue, first_due
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
-    from typing import Any
+    from typing import Any, TypeVar
 
     from fencepost.ledger.draft import Draft
     from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.draft_ledger import DraftLedger
-    from fencepost.model.alarm import AlarmWant, Failure, Firing, Rearm, Setting
+    from fencepost.model.alarm import (
+        AlarmEnd,
+        AlarmRecord,
+        AlarmWant,
+        Failure,
+        Firing,
+        Rearm,
+        Setting,
+    )
     from fencepost.world.api import World
+
+    T = TypeVar("T")
 
 # Whoever sets many alarms that are due at once wakes others no more often than this, in seconds:
 # commits that say something come one after the other, in the whole of a database.
@@ -58,29 +51,27 @@ class DraftAlarms:
 
     async def set(self, setting: Setting) -> AlarmRecord:
         """Set an alarm, in place of what there was."""
+        rouses = False  # and does again, if it is undone and done again
 
-        def work(draft: Draft) -> AlarmRecord:
-            shelf = _Shelf(draft, self._namespace, self._sql)
-            known, floor = shelf.read_alone(setting.kind, setting.key)
-            record = shelf.put(set_record(known, setting, floor=floor, now=draft.now))
-            if record.wake_at <= draft.now + LOOK and self._may_rouse():
-                rouse(draft, ALARM)
+        def work(desk: DraftAlarmDesk) -> AlarmRecord:
+            nonlocal rouses
+            record = verbs.set_(desk, setting)
+            if record.wake_at <= desk.now + LOOK:
+                rouses = rouses or self._may_rouse()
+                if rouses:
+                    rouse(desk.draft, ALARM)
             return record
 
-        return await self._world.call(self._ledger.drafted, work)
+        return await self._world.call(self._drafted, work)
 
     async def clear(
         self, kind: str, key: str, *, keep: float = 0.0, if_generation: int | None = None
     ) -> AlarmRecord | None:
         """Clear an alarm and return the tombstone."""
-
-        def work(draft: Draft) -> AlarmRecord | None:
-            shelf = _Shelf(draft, self._namespace, self._sql)
-            known, _ = shelf.read_alone(kind, key)
-            refuse_changed(kind, key, known, expected=if_generation)
-            return known and shelf.put(cleared_record(known, keep=keep, now=draft.now))
-
-        return await self._world.call(self._ledger.drafted, work)
+        return await self._world.call(
+            self._drafted,
+            lambda desk: verbs.clear(desk, kind, key, keep=keep, if_generation=if_generation),
+        )
 
     async def get(self, kind: str, key: str) -> AlarmRecord | None:
         """Return an alarm, or its tombstone."""
@@ -112,28 +103,31 @@ class DraftAlarms:
         """Renew the lease of a handler; say whether a newer generation is there."""
         values = {**firing._asdict(), **self._place(firing.kind, firing.key), "ttl": ttl}
         rows = await self._world.call(self._ledger.changed, self._sql.BEAT, values)
-        if not rows or not rows[0][1]:
-            reason = "it ran out" if rows else "the alarm is no longer this handler's"
-            raise LeaseLost(firing.lease, token=firing.token, reason=reason)
-        return bool(rows[0][0])
+        if not rows:
+            raise verbs.not_ours(firing)
+        newer, renewed = rows[0]
+        if not renewed:
+            raise verbs.ran_out(firing)
+        return bool(newer)
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
         """Commit a handler's success, and release its lease."""
-        return await self._world.call(
-            self._end, firing, lambda record, now: finished(record, firing, rearm, now=now)
-        )
+        return await self._world.call(self._drafted, lambda desk: verbs.finish(desk, firing, rearm))
 
     async def fail(self, firing: Firing, failure: Failure) -> AlarmEnd:
         """Record a handler's failure, and release its lease."""
-        return await self._world.call(
-            self._end, firing, lambda record, now: failed(record, firing, failure, now=now)
-        )
+        return await self._world.call(self._drafted, lambda desk: verbs.fail(desk, firing, failure))
 
     async def prune(self, *, limit: int = 1000) -> int:
         """Let tombstones go that were kept for long enough."""
         return await self._world.call(self._prune, limit)
 
     # What runs behind the door.
+
+    def _drafted(self, work: Callable[[DraftAlarmDesk], T]) -> T:
+        return self._ledger.drafted(
+            lambda draft: work(DraftAlarmDesk(draft, self._namespace, self._sql))
+        )
 
     def _may_rouse(self) -> bool:
         """Say whether to wake others: who is woken looks once more a moment later, by itself."""
@@ -145,6 +139,8 @@ class DraftAlarms:
 
     def _next_due(self, kinds: Iterable[str]) -> NextDue:
         values = {"namespace": self._namespace, "kinds": list(kinds)}
+        if not values["kinds"]:
+            return NextDue(None, firing=False)
         now, wake_at, firing = self._ledger.read(self._sql.NEXT_DUE, values)[0]
         return NextDue(None if wake_at is None else max(0.0, wake_at - now), bool(firing))
 
@@ -153,28 +149,11 @@ class DraftAlarms:
         if due.within != 0.0 and not due.firing:
             return Batch()
 
-        def work(draft: Draft) -> Batch:
-            self._ledger.refuse_doubtful(draft)
-            return _Shelf(draft, self._namespace, self._sql).claim(want)
+        def work(desk: DraftAlarmDesk) -> Batch:
+            self._ledger.refuse_doubtful(desk.draft)
+            return verbs.claim(desk, want)
 
-        return self._ledger.drafted(work)
-
-    def _end(
-        self, firing: Firing, decide: Callable[[AlarmRecord | None, float], AlarmEnd]
-    ) -> AlarmEnd:
-        def work(draft: Draft) -> AlarmEnd:
-            shelf = _Shelf(draft, self._namespace, self._sql)
-            known, _ = shelf.read_alone(firing.kind, firing.key, lease=firing.lease)
-            end = decide(known, draft.now)
-            if end.record is not None:
-                shelf.put(end.record)
-            elif end.became is Became.DONE:
-                assert known is not None, "only what is there can be done"
-                shelf.let_go(known)
-            draft.drop(firing.lease, firing.nonce)
-            return end
-
-        return self._ledger.drafted(work)
+        return self._drafted(work)
 
     def _prune(self, limit: int) -> int:
         """Let each tombstone go with its lease, and forget what is long gone."""
@@ -201,55 +180,42 @@ class DraftAlarms:
         }
 
 
-class _Shelf:
+class DraftAlarmDesk:
     """The alarms of one draft."""
 
     def __init__(self, draft: Draft, namespace: str, sql: ModuleType) -> None:
-        self._draft, self._namespace, self._sql = draft, namespace, sql
-        self._versions: dict[tuple[str, str], Any] = {}
-        self._read: dict[tuple[str, str], AlarmRecord | None] = {}
-        self._put: dict[tuple[str, str], tuple[AlarmRecord, bool]] = {}  # and whether it is gone
+        self.draft, self._namespace, self._sql = draft, namespace, sql
+        self._read: dict[tuple[str, str], tuple[AlarmRecord | None, Any]] = {}  # and its version
+        self._put: dict[tuple[str, str], AlarmRecord | None] = {}  # None if it has gone
+        self._floor = 0
+        self.standing, self.give = draft.standing, draft.give
+        self.extend, self.drop = draft.extend, draft.drop
         draft.also.append(self._steps)
 
-    def read_alone(self, kind: str, key: str, *, lease: str = "") -> tuple[AlarmRecord | None, int]:
-        """Begin by reading one alarm; return it, and the generation that it must be above."""
-        draft = self._draft
+    @property
+    def now(self) -> float:
+        """The server's time."""
+        return self.draft.now
+
+    def find(self, kind: str, key: str, *, lease: str = "") -> AlarmRecord | None:
+        """Begin by reading one alarm, and its lease if that is to be dropped."""
         place = self._sql.place_of(self._namespace, kind, key)
-        values = {"namespace": self._namespace, "place": place}
-        steps: list[Step] = [(self._sql.FIND_ALONE, values)]
+        steps: list[Step] = [(self._sql.FIND_ALONE, {"namespace": self._namespace, "place": place})]
         if lease:
-            steps.append(draft.leases_by([lease], locks=[], jobs=[]))
-        rows, *held = draft.begin(read=steps)
+            steps.append(self.draft.leases_by([lease], locks=[], jobs=[]))
+        rows, *held = self.draft.begin(read=steps)
         for found in held:
-            draft.took_leases(found, names=[lease])
+            self.draft.took_leases(found, names=[lease])
         if not rows:
-            return None, 0
-        return self._took(rows[0]), max(rows[0][2], rows[0][7])
+            return None
+        self._floor = max(rows[0][2], rows[0][7])
+        return self._took(rows[0])
 
-    def claim(self, want: AlarmWant) -> Batch:
-        """Claim what is due, unless this very request has done so before."""
-        draft = self._draft
-        firing, due = self._look(want)
-        adopted = [self._adopt(record, want) for record in firing if self._is_of(record, want)]
-        if adopted:
-            return Batch(tuple(adopted))
-        dead: list[AlarmRecord] = []
-        lost = [record for record in firing if want.sweep and not self._alive(record)]
-        for record in lost:
-            draft.drop(record.lease, record.holder.nonce)
-            settled = self.put(lost_record(record, want.policies[record.kind], now=draft.now))
-            if settled.state is AlarmState.DEAD:
-                dead.append(settled)
-        due = self._due(want, [*due, *(self._put[record[:2]][0] for record in lost)])
-        taken = chosen(due, limit=want.limit, alone=want.alone, now=draft.now)
-        claimed: list[ClaimedAlarm] = []
-        for record in taken:
-            begun = self._begin(want, record, claimed)
-            if begun.state is AlarmState.DEAD:
-                dead.append(begun)
-        return Batch(tuple(claimed), tuple(dead), len(lost), more=len(due) > len(taken))
+    def floor(self) -> int:
+        """Return what the generation of an alarm must be above that was not found."""
+        return self._floor
 
-    def _look(self, want: AlarmWant) -> tuple[list[AlarmRecord], list[AlarmRecord]]:
+    def firing(self, want: AlarmWant) -> list[AlarmRecord]:
         """Begin by reading what is lost or was claimed by this request, and what is due."""
         values = {"namespace": self._namespace, "most": want.limit + 1}
         values |= {"batch": want.holder.nonce, "sweep": want.sweep}
@@ -258,10 +224,10 @@ class _Shelf:
             for statement in (self._sql.FIND_FIRING, self._sql.FIND_DUE)
             for kind in sorted(want.policies)
         ]
-        found = [self._took_all(rows) for rows in self._draft.begin(read=asked)]
+        found = [self._took_all(rows) for rows in self.draft.begin(read=asked)]
         firing = list(itertools.chain(*found[: len(want.policies)]))
-        self._look_again([record for record in firing if not self._alive(record)])
-        return firing, list(itertools.chain(*found[len(want.policies) :]))
+        self._look_again([record for record in firing if not verbs.lives(self, record)])
+        return firing
 
     def _look_again(self, lost: list[AlarmRecord]) -> None:
         """Read once more the leases that are not of those who have the alarms.
@@ -272,73 +238,33 @@ class _Shelf:
         others = [
             record.lease
             for record in lost
-            if (known := self._draft.lease(record.lease)) is None
+            if (known := self.draft.lease(record.lease)) is None
             or known.holder.nonce != record.holder.nonce
         ]
         if others:
-            (rows,) = self._draft.ask_now([self._draft.leases_by(others, locks=[], jobs=[])])
-            self._draft.took_leases(rows, names=others)
+            (rows,) = self.draft.ask_now([self.draft.leases_by(others, locks=[], jobs=[])])
+            self.draft.took_leases(rows, names=others)
 
-    def _due(self, want: AlarmWant, records: list[AlarmRecord]) -> list[AlarmRecord]:
+    def due(self, want: AlarmWant) -> list[AlarmRecord]:
         """Return the first that are due of each kind; those that were lost may be again."""
-        due: list[AlarmRecord] = []
-        for kind in want.policies:
-            of_kind = [
-                record
-                for record in records
-                if record.kind == kind
-                and record.state is AlarmState.ARMED
-                and record.wake_at <= self._draft.now
-            ]
-            of_kind.sort(key=lambda record: (record.wake_at, record.key))
-            due += of_kind[: want.limit + 1]
-        return due
-
-    def _begin(
-        self, want: AlarmWant, record: AlarmRecord, claimed: list[ClaimedAlarm]
-    ) -> AlarmRecord:
-        """Claim one of the due, with a lease, or find why it cannot be."""
-        policy, now = want.policies[record.kind], self._draft.now
-        if self._draft.standing(record.lease).held:
-            return self.put(busy_record(record, now=now))
-        begun = claimed_record(record, policy, alone=want.alone, now=now)
-        if begun.state is AlarmState.DEAD:
-            return self.put(begun)
-        above = max(record.generation, record.token, *(one.record.token for one in claimed))
-        holder = want.holder._replace(nonce=f"{want.holder.nonce}-{len(claimed)}")
-        grant = self._draft.give(record.lease, holder, policy.lease, above=above)
-        begun = begun._replace(token=grant.token, holder=holder, batch=want.holder.nonce)
-        late = max(0.0, now - record.wake_at)
-        claimed.append(ClaimedAlarm(begun, policy.lease, late, late > policy.grace))
-        return self.put(begun)
-
-    def _is_of(self, record: AlarmRecord, want: AlarmWant) -> bool:
-        asked = record.batch == want.holder.nonce and record.state is AlarmState.FIRING
-        return asked and self._alive(record)
-
-    def _adopt(self, record: AlarmRecord, want: AlarmWant) -> ClaimedAlarm:
-        ttl = want.policies[record.kind].lease
-        self._draft.extend(record.lease, record.holder.nonce, record.token, ttl)
-        return ClaimedAlarm(record, ttl, adopted=True)
-
-    def _alive(self, record: AlarmRecord) -> bool:
-        standing = self._draft.standing(record.lease)
-        return standing.held and standing.holder.nonce == record.holder.nonce
-
-    # Rows.
+        read = {place: record for place, (record, _) in self._read.items()}
+        here = [record for record in (read | self._put).values() if record is not None]
+        return first_due(here, want, now=self.now)
 
     def put(self, record: AlarmRecord) -> AlarmRecord:
         """Keep an alarm as it is now."""
-        self._put[record[:2]] = (record, False)
+        self._put[record[:2]] = record
         return record
 
     def let_go(self, record: AlarmRecord) -> None:
         """Forget an alarm, but for its generation."""
-        self._put[record[:2]] = (record, True)
+        self._put[record[:2]] = None
+
+    # Rows.
 
     def _took(self, row: Sequence[Any]) -> AlarmRecord | None:
-        place, record = (row[0], row[1]), alarm_of(row)
-        self._versions[place], self._read[place] = row[ALARM_WIDTH - 1], record
+        record = alarm_of(row)
+        self._read[row[0], row[1]] = (record, row[ALARM_WIDTH - 1])
         return record
 
     def _took_all(self, rows: Iterable[tuple[Any, ...]]) -> list[AlarmRecord]:
@@ -347,23 +273,23 @@ class _Shelf:
             record = self._took(row)
             assert record is not None, "what is gone is neither due nor fires"
             lease = row[ALARM_WIDTH:]
-            self._draft.took_leases([lease] if lease[0] is not None else [], names=[record.lease])
+            self.draft.took_leases([lease] if lease[0] is not None else [], names=[record.lease])
             found.append(record)
         return found
 
     def _steps(self) -> list[Step]:
         made, moved = [], []
-        for place, (record, gone) in sorted(self._put.items()):
-            if not gone and record == self._read.get(place):
+        for place, record in sorted(self._put.items()):
+            read, version = self._read.get(place, (None, None))
+            if record == read:
                 continue
-            gone_at = self._draft.now if gone else None
-            read = self._read.get(place)
-            row = self._sql.row_of(self._namespace, record, read=read, gone_at=gone_at)
-            if place in self._versions:
-                moved.append((row, self._versions[place]))
+            known, gone_at = record or read, self.now if record is None else None
+            row = self._sql.row_of(self._namespace, known, read=read, gone_at=gone_at)
+            if place in self._read:
+                moved.append((row, version))
             else:
                 made.append(row)
         return [
-            *self._draft.moved(self._sql.UPDATE, moved),
-            *self._draft.rows(self._sql.INSERT, made),
+            *self.draft.moved(self._sql.UPDATE, moved),
+            *self.draft.rows(self._sql.INSERT, made),
         ]

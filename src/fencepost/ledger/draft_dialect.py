@@ -1,4 +1,4 @@
-"""What the ledgers of SQL servers do not share: what is said to the server, in which words.
+"""What the ledgers of SQL servers do not share: how a server is asked, and in which words.
 
 A dialect is three files of statements. Those of one kind have equal names in every dialect, take
 the same values by name, and answer with the same columns: ``tests/ledger/test_dialects.py``.
@@ -12,9 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
-    from typing import Any
+    from typing import Any, TypeVar
 
+    from fencepost.ledger.api import Attempt
+    from fencepost.ledger.draft_joined import Joined
     from fencepost.ledger.draft_usual import Words
+
+    T = TypeVar("T")
 
     # A statement, as the door of its server understands it, and the values that it takes by name.
     Step = tuple[Any, Mapping[str, Any]]
@@ -54,3 +58,19 @@ class Transaction(Protocol):
 
     def batch(self, steps: Sequence[Step], *, last: bool = False) -> Sequence[Answer]:
         """Send several statements in one round trip; with ``last`` that of the commit as well."""
+
+
+class Doors(Protocol):
+    """How a server is asked. Each question sees to it that the tables are there."""
+
+    def read(self, statement: Any, values: dict[str, Any], /) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement that changes nothing."""
+
+    def changed(self, statement: Any, values: dict[str, Any], /) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement that changes something, all or nothing."""
+
+    def transacted(self, work: Callable[[Transaction], T], /) -> T:
+        """Run ``work`` in one transaction, and again if it lost against another one."""
+
+    def join(self, attempt: Attempt, /) -> Joined:
+        """Return a transaction that statements of user code may join."""

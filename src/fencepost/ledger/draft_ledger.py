@@ -12,6 +12,7 @@ from fencepost.ledger import draft_books as books
 from fencepost.ledger.api import NOTHING, Attempt, LedgerAbilities, Report
 from fencepost.ledger.draft import Draft
 from fencepost.ledger.draft_bearings import Bearings, Watch
+from fencepost.ledger.draft_dialect import Doors
 from fencepost.ledger.draft_values import item_of, job_of, place_of, run_of, shelf_of, storable
 from fencepost.model.claim import Verdict, leases_of
 from fencepost.model.item import Found, ItemState, find, once_each
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from fencepost.ledger.draft_dialect import Dialect, Transaction
-    from fencepost.ledger.draft_joined import Joined
     from fencepost.ledger.draft_planner import DraftPlanner
     from fencepost.ledger.draft_testimony import Testimony
     from fencepost.ledger.planning import Ear
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _MOST_WAITS = 3
 
 
-class DraftLedger:
-    """Runs in the rows of one database. Who knows the server says how it is asked."""
+class DraftLedger(Doors):
+    """Runs in the rows of one database. Who knows the server brings the doors to it."""
 
     leases: LeaseStore
     abilities = LedgerAbilities(durable=True, shared=True, transactional=False)
@@ -225,18 +225,6 @@ class DraftLedger:
 
     # What runs behind the door.
 
-    def read(self, statement: Any, values: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement that changes nothing."""
-        raise NotImplementedError
-
-    def changed(self, statement: Any, values: dict[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement that changes something, all or nothing."""
-        raise NotImplementedError
-
-    def transacted(self, work: Callable[[Transaction], T]) -> T:
-        """Run ``work`` in one transaction, and again if it lost against another one."""
-        raise NotImplementedError
-
     def bearings(self, *, leans: bool) -> Bearings:
         """Return what a transaction can know of who lives; who ``leans`` may be granted leases."""
         del leans
@@ -274,10 +262,6 @@ class DraftLedger:
             return result if then is None else then(result, bearings)
 
         return self.transacted(inside)
-
-    def join(self, attempt: Attempt) -> Joined:
-        """Return a transaction that statements of user code may join, where there can be one."""
-        raise NotImplementedError
 
     def refuse_doubtful(self, draft: Draft) -> None:
         """Have a draft raise, with its first question, if this may be an older copy."""

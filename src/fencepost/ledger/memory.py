@@ -315,14 +315,15 @@ class MemoryLedger:
         return Facts(
             own,
             others,
-            {name: self._standing(name) for name in names},
+            {name: self.standing(name) for name in names},
             quarantined=bool(job and job.quarantined),
             paused=job is not None and job.pauses(self._world.clocks.wall()),
             retired=bool(job and job.retired),
             pruned=job is not None and want.key.slot <= job.pruned,
         )
 
-    def _standing(self, name: str) -> Standing:
+    def standing(self, name: str) -> Standing:
+        """Return how a lease stands."""
         seen = self.leases.look(name)
         if seen is None or not seen.held:
             return Standing(name)

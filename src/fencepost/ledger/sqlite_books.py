@@ -129,7 +129,7 @@ class SqliteBooks:
         names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
         standings, leases = {}, {}
         for name in names:
-            standings[name], leases[name] = self._standing(db, name, proofs)
+            standings[name], leases[name] = self.standing(db, name, proofs)
         job = db.execute(sql.FIND_JOB, (self._namespace, want.key.job)).fetchone()
         *why, until, pruned = ("", "", "", 0.0, -1) if job is None else job[2:]
         quarantined, paused, retired = why
@@ -144,7 +144,8 @@ class SqliteBooks:
         )
         return Scene(facts, leases)
 
-    def _standing(self, db: Connection, name: str, proofs: list[int]) -> tuple[Standing, Seen]:
+    def standing(self, db: Connection, name: str, proofs: list[int]) -> tuple[Standing, Seen]:
+        """Return how a lease stands, and its row."""
         found = self._leases.look(db, name, proofs=proofs)
         if found is None:
             return Standing(name), None

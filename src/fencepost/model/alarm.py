@@ -79,6 +79,10 @@ class AlarmRecord(NamedTuple):
         """When it is to fire: at its time, or after the pause that its last try brought."""
         return max(self.due_at, self.not_before)
 
+    def is_due(self, now: float) -> bool:
+        """Say whether it waits, and its time has come."""
+        return self.state is AlarmState.ARMED and self.wake_at <= now
+
     @property
     def attempt(self) -> int:
         """Which try this is. Losses, faults and releases are nobody's fault and do not count."""
@@ -157,12 +161,21 @@ class ClaimedAlarm(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A book's answer to a claim. ``dead`` ended by this very claim; ``more`` is due as well."""
+    """A book's answer to a claim. ``dead`` ended by this very claim; ``more`` is due as well.
+
+    So many are ``busy`` and were put off: somebody has taken their leases by hand.
+    """
 
     claimed: tuple[ClaimedAlarm, ...] = ()
     dead: tuple[AlarmRecord, ...] = ()
     lost: int = 0
     more: bool = False
+    busy: int = 0
+
+    @property
+    def again(self) -> bool:
+        """Whether to claim again: nothing was granted, but what was in the way is no longer due."""
+        return self.more and not self.claimed and bool(self.dead or self.busy)
 
 
 class NextDue(NamedTuple):
@@ -274,13 +287,28 @@ def cleared_record(known: AlarmRecord, *, keep: float, now: float) -> AlarmRecor
 
 
 def refuse_changed(kind: str, key: str, known: AlarmRecord | None, *, expected: int | None) -> None:
-    """Raise if an alarm is not of the generation that somebody expected."""
+    """Raise if an alarm that is to be cleared is not of the generation that somebody expected.
+
+    One that is cleared already is as it was to be: perhaps by this request, whose answer got lost.
+    """
+    if known is not None and known.state is AlarmState.CLEARED:
+        return
     current = 0 if known is None else known.generation
     if expected is not None and expected != current:
         raise AlarmChanged(kind, key, expected=expected, current=current)
 
 
 # Claiming.
+
+
+def first_due(records: Iterable[AlarmRecord], want: AlarmWant, *, now: float) -> list[AlarmRecord]:
+    """Return the first that are due of each kind that is wanted, and one more if there is."""
+    due: list[AlarmRecord] = []
+    ordered = sorted(records, key=lambda record: (record.wake_at, record.key))
+    for kind in want.policies:
+        of_kind = [record for record in ordered if record.kind == kind and record.is_due(now)]
+        due += of_kind[: want.limit + 1]
+    return due
 
 
 def chosen(due: Iterable[AlarmRecord], *, limit: int, alone: bool, now: float) -> list[AlarmRecord]:
@@ -396,6 +424,8 @@ def _rearmed_at(record: AlarmRecord, rearm: Rearm, *, now: float) -> float:
 
 def failed(record: AlarmRecord | None, firing: Firing, failure: Failure, *, now: float) -> AlarmEnd:
     """Decide what becomes of an alarm whose handler failed, or was interrupted."""
+    if record is not None and _was_failed_by(record, firing):
+        return AlarmEnd(Became.DEAD if failure.dead else Became.AGAIN, record)
     early = _too_late(record, firing)
     if record is None or early is not None:
         return early or AlarmEnd(Became.GONE)
@@ -406,6 +436,13 @@ def failed(record: AlarmRecord | None, firing: Firing, failure: Failure, *, now:
         return AlarmEnd(Became.DEAD, dead)
     waits = now + failure.pause if failure.pause else 0.0
     return AlarmEnd(Became.AGAIN, settled_record(record)._replace(not_before=waits))
+
+
+def _was_failed_by(record: AlarmRecord, firing: Firing) -> bool:
+    """Say whether this very failure is on record, and its answer got lost. A loss has a streak."""
+    last = (record.generation, record.token, record.holder.nonce)
+    ours = last == (firing.generation, firing.token, firing.nonce)
+    return ours and not record.fired and not record.streak
 
 
 def _too_late(record: AlarmRecord | None, firing: Firing) -> AlarmEnd | None:

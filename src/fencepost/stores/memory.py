@@ -175,9 +175,9 @@ class MemoryStore:
         seen = self._view(record)
         return seen._replace(held=False) if self._is_dead(record) else seen
 
-    def give(self, name: str, holder: Holder, ttl: float) -> Grant:
-        """Grant a lease that was seen to be free."""
-        return self._grant(self._key(name), holder, ttl)
+    def give(self, name: str, holder: Holder, ttl: float, *, above: int = 0) -> Grant:
+        """Grant a lease that was seen to be free, with a token that is higher than ``above``."""
+        return self._grant(self._key(name), holder, ttl, above=above)
 
     def readopt(self, name: str, nonce: str, ttl: float) -> Grant:
         """Return again what this nonce was granted, from now on."""
@@ -254,7 +254,8 @@ class MemoryStore:
     async def close(self) -> None:
         """Have nothing to close."""
 
-    def _grant(self, key: tuple[str, str], holder: Holder, ttl: float) -> Grant:
+    def _grant(self, key: tuple[str, str], holder: Holder, ttl: float, *, above: int = 0) -> Grant:
+        self._shelf.highest = max(self._shelf.highest, above)
         token, now = self._next_token(), self._world.clocks.boottime()
         self._shelf.records[key] = Record(
             name=key[1],
