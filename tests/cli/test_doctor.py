@@ -20,7 +20,7 @@ from fencepost.model.symptom import Severity, Symptom
 from fencepost.stores import sqlite_examined
 from fencepost.stores.memory import MemoryStore
 from fencepost.world import disk
-from servers import MariaDB, shared
+from servers import MariaDB, MySQL, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -250,8 +250,9 @@ def test_a_file_that_is_no_database_exits_with_3(
     assert "is not a healthy SQLite file" in capsys.readouterr().err
 
 
-def test_a_server_is_examined(capsys: pytest.CaptureFixture[str]) -> None:
-    url = shared(MariaDB).database("examined")
+@pytest.mark.parametrize("kind", [MariaDB, MySQL])
+def test_a_server_is_examined(kind: type[MariaDB], capsys: pytest.CaptureFixture[str]) -> None:
+    url = shared(kind).database("examined")
     assert main(["doctor", "--url", url, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert "secret" not in document["url"]

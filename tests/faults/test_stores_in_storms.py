@@ -11,7 +11,7 @@ from crowd import Storm
 from fencepost.testing.checker import check, relevant
 from fencepost.testing.history import table
 from proxy import Proxy
-from servers import Etcd, MariaDB, Postgres, Seaweed, Valkey, ZooKeeper
+from servers import Etcd, MariaDB, MySQL, Postgres, Seaweed, Valkey, ZooKeeper
 from servers.objects import KEY, SECRET
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def address(server: Any) -> str:
         (Postgres, "?advisory=auto"),
         (Postgres, "?advisory=off"),
         (MariaDB, ""),
+        (MySQL, ""),
         (Valkey, ""),
         (Etcd, ""),
         (ZooKeeper, "/storms?session=2"),

@@ -1,4 +1,4 @@
-"""``await lease.fence(conn)`` on asyncio connections to MariaDB: the same guarantee, awaited.
+"""``await lease.fence(conn)`` on asyncio connections to MariaDB and MySQL: the same, awaited.
 
 And ``run.once(item, conn=conn)`` on those and on psycopg's.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,8 @@ from fencepost import Fencepost, fence_mariadb, fence_postgres
 from fencepost.aio import AsyncFencepost
 from fencepost.errors import FenceMisused, TokenStale
 from fencepost.fence import admit, record_item
-from servers import MariaDB, Postgres, shared
+from mariaplace import KINDS, Place, emptied
+from servers import Postgres, shared
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,27 +38,23 @@ def driver(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    """Return the name of a database that has the tables of fences and one of its own."""
-    name = "a" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
-    server = shared(MariaDB)
-    server.run(f"DROP DATABASE IF EXISTS `{name}`")
-    server.database(name)
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Place:
+    """Return a database that has the tables of fences and one of its own."""
+    place = emptied(request.param, request.node.nodeid)
     for create in (fence_mariadb.CREATE_GUARD, fence_mariadb.CREATE_DONE, EFFECT):
-        table = create.replace("fencepost_", f"`{name}`.fencepost_")
-        server.run(table.replace("TABLE effect", f"TABLE `{name}`.effect"))
-    return name
+        place.run(create)
+    return place
 
 
 @asynccontextmanager
-async def connected(driver: str, database: str, **settings: Any) -> AsyncIterator[Any]:
+async def connected(driver: str, database: Place, **settings: Any) -> AsyncIterator[Any]:
     conn = await DRIVERS[driver].connect(
         host="127.0.0.1",
-        port=shared(MariaDB).port,
+        port=database.port,
         user="post",
         password="secret",
-        db=database,
+        db=database.name,
         **settings,
     )
     try:
@@ -72,12 +68,12 @@ async def write(conn: Any, token: int) -> None:
         await cursor.execute("INSERT INTO effect VALUES (%s)", (token,))
 
 
-def effects(database: str) -> list[Any]:
-    rows = shared(MariaDB).run(f"SELECT token FROM `{database}`.effect ORDER BY token")
+def effects(database: Place) -> list[Any]:
+    rows = database.server.run(f"SELECT token FROM `{database}`.effect ORDER BY token")
     return [token for (token,) in rows]
 
 
-def test_a_newer_token_is_admitted_and_an_older_one_refused(driver: str, database: str) -> None:
+def test_a_newer_token_is_admitted_and_an_older_one_refused(driver: str, database: Place) -> None:
     async def transact() -> None:
         async with connected(driver, database) as conn:
             for token in (5, 5, 9):
@@ -96,7 +92,7 @@ def test_a_newer_token_is_admitted_and_an_older_one_refused(driver: str, databas
 
 
 def test_a_lease_fences_a_transaction_of_any_driver(
-    driver: str, database: str, lease: Lease
+    driver: str, database: Place, lease: Lease
 ) -> None:
     async def transact() -> None:
         async with connected(driver, database) as conn:
@@ -104,12 +100,12 @@ def test_a_lease_fences_a_transaction_of_any_driver(
             await conn.commit()
 
     asyncio.run(transact())
-    rows = shared(MariaDB).run(f"SELECT token FROM `{database}`.fencepost_guard")
+    rows = database.server.run(f"SELECT token FROM `{database}`.fencepost_guard")
     assert rows == [(lease.token,)]
 
 
 def test_the_older_transaction_waits_for_the_newer_one_and_is_refused(
-    driver: str, database: str
+    driver: str, database: Place
 ) -> None:
     async def race() -> None:
         async with connected(driver, database) as newer, connected(driver, database) as older:
@@ -130,9 +126,9 @@ def test_the_older_transaction_waits_for_the_newer_one_and_is_refused(
     assert effects(database) == [7]
 
 
-def _blocked(database: str) -> bool:
+def _blocked(database: Place) -> bool:
     return bool(
-        shared(MariaDB).run(
+        database.server.run(
             "SELECT 1 FROM information_schema.processlist"
             f" WHERE db = '{database}' AND info LIKE '%INSERT INTO fencepost_guard%'"
             " AND info NOT LIKE '%processlist%'"
@@ -140,7 +136,7 @@ def _blocked(database: str) -> bool:
     )
 
 
-def test_a_fence_that_nobody_awaits_closes_the_connection(driver: str, database: str) -> None:
+def test_a_fence_that_nobody_awaits_closes_the_connection(driver: str, database: Place) -> None:
     async def forget() -> None:
         async with connected(driver, database) as conn:
             await write(conn, 7)
@@ -154,7 +150,7 @@ def test_a_fence_that_nobody_awaits_closes_the_connection(driver: str, database:
 
 
 def test_where_each_statement_commits_by_itself_a_fence_is_refused(
-    driver: str, database: str
+    driver: str, database: Place
 ) -> None:
     async def misuse() -> None:
         async with connected(driver, database, autocommit=True) as conn:
@@ -176,7 +172,7 @@ def test_where_each_statement_commits_by_itself_a_fence_is_refused(
     asyncio.run(misuse())
 
 
-def test_a_cursor_class_of_the_users_changes_nothing(driver: str, database: str) -> None:
+def test_a_cursor_class_of_the_users_changes_nothing(driver: str, database: Place) -> None:
     dictionaries = DRIVERS[driver].cursors.DictCursor
     settings = {"cursorclass" if driver == "aiomysql" else "cursor_cls": dictionaries}
 
@@ -189,9 +185,9 @@ def test_a_cursor_class_of_the_users_changes_nothing(driver: str, database: str)
     asyncio.run(transact())
 
 
-def test_a_database_without_the_tables_says_how_to_make_them(driver: str, database: str) -> None:
+def test_a_database_without_the_tables_says_how_to_make_them(driver: str, database: Place) -> None:
     for table in ("guard", "done"):
-        shared(MariaDB).run(f"DROP TABLE `{database}`.fencepost_{table}")
+        database.server.run(f"DROP TABLE `{database}`.fencepost_{table}")
 
     async def ask() -> None:
         async with connected(driver, database) as conn:
@@ -203,14 +199,14 @@ def test_a_database_without_the_tables_says_how_to_make_them(driver: str, databa
     asyncio.run(ask())
 
 
-def test_a_connection_from_a_pool_is_guarded(database: str, lease: Lease) -> None:
+def test_a_connection_from_a_pool_is_guarded(database: Place, lease: Lease) -> None:
     async def transact() -> None:
         pool = await aiomysql.create_pool(
             host="127.0.0.1",
-            port=shared(MariaDB).port,
+            port=database.port,
             user="post",
             password="secret",
-            db=database,
+            db=database.name,
         )
         async with pool.acquire() as conn:
             await lease.fence(conn)
@@ -224,9 +220,9 @@ def test_a_connection_from_a_pool_is_guarded(database: str, lease: Lease) -> Non
 
 
 def test_sqlalchemys_async_connection_is_refused_also_inside_of_run_sync(
-    driver: str, database: str, lease: Lease
+    driver: str, database: Place, lease: Lease
 ) -> None:
-    address = f"post:secret@127.0.0.1:{shared(MariaDB).port}/{database}"
+    address = f"post:secret@127.0.0.1:{database.port}/{database}"
 
     async def both_ways() -> None:
         engine = create_async_engine(f"mysql+{driver}://{address}")
@@ -244,13 +240,13 @@ def test_sqlalchemys_async_connection_is_refused_also_inside_of_run_sync(
 
 
 @asynccontextmanager
-async def kept_in(where: str, database: str) -> AsyncIterator[Any]:
+async def kept_in(where: str, database: Place) -> AsyncIterator[Any]:
     """Connect to a database with the tables of fences, by any of the async drivers."""
     if where != "psycopg":
         async with connected(where, database) as conn:
             yield conn
         return
-    url = shared(Postgres).database(database)
+    url = shared(Postgres).database(database.name)
     async with await psycopg.AsyncConnection.connect(url) as conn:
         for create in (fence_postgres.CREATE_GUARD, fence_postgres.CREATE_DONE):
             await conn.execute(create)
@@ -269,12 +265,12 @@ async def count(conn: Any) -> int:
 
 
 @pytest.mark.parametrize("where", [*DRIVERS, "psycopg"])
-def test_effect_and_item_commit_together_or_neither_does(where: str, database: str) -> None:
+def test_effect_and_item_commit_together_or_neither_does(where: str, database: Place) -> None:
     seen: list[bool] = []
 
     async def run_it() -> None:
         async with (
-            AsyncFencepost("memory://awaited-items") as fp,
+            AsyncFencepost(f"memory://{database}") as fp,
             kept_in(where, database) as conn,
         ):
 
@@ -295,19 +291,19 @@ def test_effect_and_item_commit_together_or_neither_does(where: str, database: s
     assert seen == [True, True, False]
 
 
-def test_a_body_that_is_not_async_is_told_to_await(driver: str, database: str) -> None:
+def test_a_body_that_is_not_async_is_told_to_await(driver: str, database: Place) -> None:
     loop = asyncio.new_event_loop()
     conn = loop.run_until_complete(
         DRIVERS[driver].connect(
             host="127.0.0.1",
-            port=shared(MariaDB).port,
+            port=database.port,
             user="post",
             password="secret",
-            db=database,
+            db=database.name,
         )
     )
     try:
-        with Fencepost("memory://not-awaited") as fp:
+        with Fencepost(f"memory://{database}") as fp:
 
             @fp.job(f"post-{driver}")
             def post(run: Run) -> None:

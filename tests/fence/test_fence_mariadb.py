@@ -1,8 +1,7 @@
-"""``lease.fence(conn)`` on MariaDB: of two transactions the one with the older token is refused."""
+"""``lease.fence(conn)`` on MariaDB and MySQL: of two transactions the older token is refused."""
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from sqlalchemy.orm import Session
 from fencepost.errors import FenceMisused, TokenStale
 from fencepost.fence import admit, record_item
 from fencepost.fence_mariadb import CREATE_DONE, CREATE_GUARD
-from servers import MariaDB, shared
+from mariaplace import KINDS, Place, emptied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,34 +24,31 @@ if TYPE_CHECKING:
     Connection = pymysql.Connection[Any]
 
 
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    """Return the name of a database that has the guard table and one of its own."""
-    name = "g" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
-    server = shared(MariaDB)
-    server.run(f"DROP DATABASE IF EXISTS `{name}`")
-    server.database(name)
-    with closing(connect(name, autocommit=True)) as db, db.cursor() as cursor:
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Place:
+    """Return a database that has the guard table and one of its own."""
+    place = emptied(request.param, request.node.nodeid)
+    with closing(connect(place, autocommit=True)) as db, db.cursor() as cursor:
         cursor.execute(CREATE_GUARD)
         cursor.execute(CREATE_DONE)
         cursor.execute("CREATE TABLE effect (token BIGINT NOT NULL) ENGINE = InnoDB")
-    return name
+    return place
 
 
-def connect(database: str, **settings: Any) -> Connection:
+def connect(database: Place, **settings: Any) -> Connection:
     settings = {"ssl_disabled": True, **settings}
     return pymysql.connect(
         host="127.0.0.1",
-        port=shared(MariaDB).port,
+        port=database.port,
         user="post",
         password="secret",
-        database=database,
+        database=database.name,
         **settings,
     )
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
+def conn(database: Place) -> Iterator[Connection]:
     with closing(connect(database)) as conn:
         yield conn
 
@@ -62,13 +58,13 @@ def write(conn: Connection, token: int) -> None:
         cursor.execute("INSERT INTO effect VALUES (%s)", (token,))
 
 
-def effects(database: str) -> list[Any]:
-    rows = shared(MariaDB).run(f"SELECT token FROM `{database}`.effect ORDER BY token")
+def effects(database: Place) -> list[Any]:
+    rows = database.server.run(f"SELECT token FROM `{database}`.effect ORDER BY token")
     return [token for (token,) in rows]
 
 
 def test_a_newer_token_is_admitted_and_an_older_one_refused(
-    conn: Connection, database: str
+    conn: Connection, database: Place
 ) -> None:
     for token in (5, 5, 9):
         admit(conn, resource="r", token=token)
@@ -84,17 +80,17 @@ def test_a_newer_token_is_admitted_and_an_older_one_refused(
 
 
 def test_a_lease_of_any_store_fences_a_transaction(
-    conn: Connection, lease: Lease, database: str
+    conn: Connection, lease: Lease, database: Place
 ) -> None:
     lease.fence(conn)
     write(conn, 1)
     conn.commit()
-    rows = shared(MariaDB).run(f"SELECT token FROM `{database}`.fencepost_guard")
+    rows = database.server.run(f"SELECT token FROM `{database}`.fencepost_guard")
     assert rows == [(lease.token,)]
 
 
 def test_the_older_transaction_waits_for_the_newer_one_and_is_refused(
-    conn: Connection, database: str
+    conn: Connection, database: Place
 ) -> None:
     admit(conn, resource="r", token=1)
     conn.commit()
@@ -123,9 +119,9 @@ def test_the_older_transaction_waits_for_the_newer_one_and_is_refused(
     assert effects(database) == [7]
 
 
-def _blocked(database: str) -> bool:
+def _blocked(database: Place) -> bool:
     return bool(
-        shared(MariaDB).run(
+        database.server.run(
             "SELECT 1 FROM information_schema.processlist"
             f" WHERE db = '{database}' AND info LIKE '%INSERT INTO fencepost_guard%'"
             " AND info NOT LIKE '%processlist%'"
@@ -147,7 +143,7 @@ def test_a_resource_may_have_any_name(conn: Connection) -> None:
         admit(conn, resource="x" * 1101, token=1)
 
 
-def test_a_connection_that_commits_each_statement_by_itself_is_refused(database: str) -> None:
+def test_a_connection_that_commits_each_statement_by_itself_is_refused(database: Place) -> None:
     with closing(connect(database, autocommit=True)) as conn:
         with pytest.raises(FenceMisused, match=r"begin with conn\.begin\(\)"):
             admit(conn, resource="r", token=1)
@@ -158,16 +154,18 @@ def test_a_connection_that_commits_each_statement_by_itself_is_refused(database:
         admit(conn, resource="r", token=1)
 
 
-def test_a_cursor_class_of_the_users_changes_nothing(database: str) -> None:
+def test_a_cursor_class_of_the_users_changes_nothing(database: Place) -> None:
     dictionaries = {"cursorclass": pymysql.cursors.DictCursor}
     with closing(connect(database, **dictionaries)) as conn:
         admit(conn, resource="r", token=1)
         assert record_item(conn, scope="s", item="i", token=1)
 
 
-def test_a_database_without_the_table_says_how_to_make_it(conn: Connection, database: str) -> None:
+def test_a_database_without_the_table_says_how_to_make_it(
+    conn: Connection, database: Place
+) -> None:
     for table in ("guard", "done"):
-        shared(MariaDB).run(f"DROP TABLE `{database}`.fencepost_{table}")
+        database.server.run(f"DROP TABLE `{database}`.fencepost_{table}")
     with pytest.raises(FenceMisused, match="CREATE TABLE IF NOT EXISTS fencepost_guard"):
         admit(conn, resource="r", token=1)
     with pytest.raises(FenceMisused, match="CREATE TABLE IF NOT EXISTS fencepost_done"):
@@ -182,9 +180,8 @@ def test_an_item_is_recorded_once(conn: Connection) -> None:
     assert not record_item(conn, scope="s", item="j", token=2)
 
 
-def test_sqlalchemy_connections_and_sessions_are_guarded(lease: Lease, database: str) -> None:
-    port = shared(MariaDB).port
-    engine = create_engine(f"mysql+pymysql://post:secret@127.0.0.1:{port}/{database}")
+def test_sqlalchemy_connections_and_sessions_are_guarded(lease: Lease, database: Place) -> None:
+    engine = create_engine(f"mysql+pymysql://post:secret@127.0.0.1:{database.port}/{database}")
     insert = text("INSERT INTO effect VALUES (:token)")
     with engine.begin() as connection:
         lease.fence(connection)

@@ -16,7 +16,7 @@ from fencepost.world.mariadb_batch import Transaction, is_quiet
 from fencepost.world.postgres_session import Session
 from marialab import opened_mariadb
 from pglab import opened_postgres
-from servers import MariaDB, Postgres, shared
+from servers import MariaDB, MySQL, Postgres, shared
 from servers.running import give_to_nobody
 
 if TYPE_CHECKING:
@@ -130,7 +130,11 @@ class MariaHome(Home):
         return any(int(str(count)) for _, count in self.run(waiting, database))
 
 
-HOMES = (PostgresHome(), MariaHome())
+class MySQLHome(MariaHome):
+    kind = MySQL
+
+
+HOMES = (PostgresHome(), MariaHome(), MySQLHome())
 
 
 class Dumped:
@@ -161,13 +165,20 @@ class RestartedMariaDB(MariaDB):
     settings: Sequence[str] = ("--innodb-fast-shutdown=1", "--innodb-buffer-pool-size=8M")
 
 
+class RestartedMySQL(MySQL):
+    """The same of the other server."""
+
+    settings: Sequence[str] = RestartedMariaDB.settings
+
+
 class Copied:
     """A MariaDB database whose server's files can be put back to where they were."""
 
     opened = staticmethod(opened_mariadb)
+    kind: type[MariaDB] = RestartedMariaDB
 
     def __init__(self, name: str) -> None:
-        self.server, self.name = shared(RestartedMariaDB), f"{name}{time.time_ns()}"
+        self.server, self.name = shared(self.kind), f"{name}{time.time_ns()}"
         self.url = self.server.database(self.name)
 
     def dump(self) -> None:
@@ -191,6 +202,12 @@ class Copied:
         self.server.stop()
         work()
         self.server.start()
+
+
+class CopiedMySQL(Copied):
+    """The same of MySQL."""
+
+    kind = RestartedMySQL
 
 
 def until(condition: Callable[[], object]) -> None:

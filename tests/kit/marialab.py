@@ -1,4 +1,4 @@
-"""What the MariaDB ledger tests share: a quick server, and sessions whose clock stands still."""
+"""What tests of the ledger of MariaDB and MySQL share: quick servers, clocks that stand still."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fencepost.stores.mariadb import MariaStore, read_address
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.mariadb import MariaServer
-from servers import MariaDB, shared
+from servers import MariaDB, MySQL, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +27,24 @@ class QuickMariaDB(MariaDB):
     settings: Sequence[str] = ("--innodb-flush-log-at-trx-commit=0",)
 
 
+class QuickMySQL(MySQL):
+    """The same of the other server."""
+
+    settings: Sequence[str] = (*QuickMariaDB.settings, "--innodb-doublewrite=OFF")
+
+
+QUICK = {"mariadb": QuickMariaDB, "mysql": QuickMySQL}
+
+
 class MariaClocks(SettableClocks):
     """Clocks that stand still, here and in the sessions that are opened with them."""
+
+    kind: type[MariaDB] = QuickMariaDB
 
     def __init__(self) -> None:
         super().__init__()
         self._system = self  # type: ignore[assignment]  # what it adds its offsets to
-        self.url = shared(QuickMariaDB).database("still")
+        self.url = shared(self.kind).database("still")
 
     def wall(self) -> float:
         return 1_700_000_000.0 + self._wall_offset
@@ -51,6 +62,12 @@ class MariaClocks(SettableClocks):
         """Have nothing to close: others may use the server."""
 
 
+class MySQLClocks(MariaClocks):
+    """The same in sessions of the other server."""
+
+    kind = QuickMySQL
+
+
 class StillServer(MariaServer):
     """A server that is told, on every connection, what time it is."""
 
@@ -62,6 +79,12 @@ class StillServer(MariaServer):
         connection = super()._taken(patience)
         connection.query(f"SET SESSION timestamp = {self._clocks.wall():.6f}")
         return connection
+
+
+def numbers(count: int) -> str:
+    """Return a table of the numbers ``seq`` from 1 on, in words that both servers know."""
+    return f"""JSON_TABLE(CONCAT('[', REPEAT('0,', {count - 1}), '0]'), '$[*]'
+                  COLUMNS (seq FOR ORDINALITY)) AS numbers"""
 
 
 def fresh_namespace() -> str:

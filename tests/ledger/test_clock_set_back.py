@@ -25,7 +25,7 @@ from fencepost.model.slot import RunKey
 from fencepost.stores.memory import MemoryStore
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from marialab import MariaClocks
+from marialab import MariaClocks, MySQLClocks
 from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Place(Town):
         return [record.instance.name for record in finish(self.planner.instances())]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres", "mariadb"])
+@pytest.fixture(params=["memory", "sqlite", "postgres", "mariadb", "mysql"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     clocks: SettableClocks = StillClocks()
     ledger: Ledger
@@ -64,8 +64,8 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
         ledger = MemoryLedger(world, MemoryStore(world))
     elif request.param == "sqlite":
         ledger = opened(":memory:", clocks)
-    elif request.param == "mariadb":
-        clocks = MariaClocks()
+    elif request.param in ("mariadb", "mysql"):
+        clocks = MariaClocks() if request.param == "mariadb" else MySQLClocks()
         ledger = clocks.opened(fresh_namespace())
     else:
         clocks = ServerClocks()
@@ -234,7 +234,7 @@ def test_a_clock_that_runs_a_little_behind_is_nothing_to_tell(place: Place) -> N
     assert place.attend(A) == []
 
 
-@pytest.mark.parametrize("place", ["sqlite", "postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite", "postgres", "mariadb", "mysql"], indirect=True)
 def test_an_alarm_that_failed_does_not_wait_for_the_hour(place: Place) -> None:
     policies = {"kind": AlarmPolicy()}
     book = alarms_of(BlockingWorld(clocks=place.clocks), place.ledger)
@@ -250,7 +250,7 @@ def test_an_alarm_that_failed_does_not_wait_for_the_hour(place: Place) -> None:
     assert finish(book.claim_due(AlarmWant(Holder("m", "here", 1), policies, 5))).claimed
 
 
-@pytest.mark.parametrize("place", ["memory", "postgres", "mariadb"], indirect=True)
+@pytest.mark.parametrize("place", ["memory", "postgres", "mariadb", "mysql"], indirect=True)
 def test_an_alarm_whose_handler_died_fires_again_after_one_ttl(place: Place) -> None:
     policies = {"kind": AlarmPolicy(lease=TTL)}
     book = alarms_of(BlockingWorld(clocks=place.clocks), place.ledger)

@@ -17,7 +17,7 @@ from fencepost.ledger.mariadb_joined import MariaJoined
 from fencepost.model.item import Found, ItemState
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
-from joinlab import MariaHome, until
+from joinlab import MariaHome, MySQLHome, until
 from proxy import Proxy
 
 if TYPE_CHECKING:
@@ -27,14 +27,21 @@ if TYPE_CHECKING:
     from fencepost.ledger.draft_joined import Joined
     from fencepost.ledger.draft_ledger import DraftLedger
 
-KEY, DATABASE, HOME = RunKey("job", 1_000), "joined_here", MariaHome()
+KEY, DATABASE = RunKey("job", 1_000), "joined_here"
+
+
+@pytest.fixture(params=[MariaHome(), MySQLHome()], ids=str)
+def home(request: pytest.FixtureRequest) -> MariaHome:
+    home: MariaHome = request.param
+    return home
 
 
 @pytest.fixture
-def ledger() -> Iterator[DraftLedger]:
-    url = HOME.database(DATABASE)
-    HOME.run("CREATE OR REPLACE TABLE effect (item INT PRIMARY KEY, n INT)", DATABASE)
-    ledger = HOME.opened(url, namespace=f"n{time.time_ns()}")
+def ledger(home: MariaHome) -> Iterator[DraftLedger]:
+    url = home.database(DATABASE)
+    home.run("DROP TABLE IF EXISTS effect", DATABASE)
+    home.run("CREATE TABLE effect (item INT PRIMARY KEY, n INT)", DATABASE)
+    ledger = home.opened(url, namespace=f"n{time.time_ns()}")
     finish(ledger.jobs())
     yield ledger
     finish(ledger.close())
@@ -46,8 +53,8 @@ def begun(ledger: DraftLedger, attempt: Attempt, *, longest: float = 0.0) -> Joi
     return joined
 
 
-def effects() -> list[Any]:
-    return [item for (item,) in HOME.run("SELECT item FROM effect ORDER BY item", DATABASE)]
+def effects(home: MariaHome) -> list[Any]:
+    return [item for (item,) in home.run("SELECT item FROM effect ORDER BY item", DATABASE)]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +66,7 @@ def effects() -> list[Any]:
     ],
 )
 def test_what_would_commit_without_the_guard_is_refused_by_the_server(
-    ledger: DraftLedger, statement: str
+    home: MariaHome, ledger: DraftLedger, statement: str
 ) -> None:
     joined = begun(ledger, claimed(ledger, KEY, "a"))
     joined.execute("INSERT INTO effect VALUES (1, 0)", ())
@@ -67,25 +74,33 @@ def test_what_would_commit_without_the_guard_is_refused_by_the_server(
         joined.execute(statement, ())
     with pytest.raises(pymysql.OperationalError, match="XAER_RMFAIL"):
         joined.connection.cursor().execute(statement)  # a library is told by the driver
-    assert effects() == []
+    assert effects(home) == []
     joined.commit(None, NOTHING)  # it happened to nothing, and so there is nothing to undo
-    assert effects() == [1]
+    assert effects(home) == [1]
 
 
-def test_savepoints_and_temporary_tables_are_welcome(ledger: DraftLedger) -> None:
+def test_savepoints_are_welcome_and_temporary_tables_as_the_server_has_it(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     joined = begun(ledger, claimed(ledger, KEY, "a"))
-    joined.execute("CREATE TEMPORARY TABLE some (n INT)", ())
+    if isinstance(home, MySQLHome):
+        with pytest.raises(Misuse, match="unless its xa_detach_on_prepare is OFF"):
+            joined.execute("CREATE TEMPORARY TABLE some (n INT)", ())
+    else:
+        joined.execute("CREATE TEMPORARY TABLE some (n INT)", ())
     joined.execute("INSERT INTO effect VALUES (1, 0)", ())
     joined.execute("SAVEPOINT here", ())
     with pytest.raises(pymysql.IntegrityError):
         joined.executemany("INSERT INTO effect VALUES (%s, 0)", [(2,), (1,)])
     joined.execute("ROLLBACK TO here", ())
     joined.commit(None, NOTHING)
-    assert effects() == [1]
+    assert effects(home) == [1]
 
 
-def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(ledger: DraftLedger) -> None:
-    HOME.run("INSERT INTO effect VALUES (1, 0), (2, 0)", DATABASE)
+def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    home.run("INSERT INTO effect VALUES (1, 0), (2, 0)", DATABASE)
     joined = begun(ledger, claimed(ledger, KEY, "a"))
     other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
     # The server undoes whoever has changed less.
@@ -96,7 +111,7 @@ def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(ledger: DraftLedger) 
         target=other.execute, args=("UPDATE effect SET n = 2 WHERE item = 1", ())
     )
     crossing.start()
-    until(lambda: HOME.waits(DATABASE))
+    until(lambda: home.waits(DATABASE))
     with pytest.raises(pymysql.OperationalError, match="Deadlock"):
         joined.execute("UPDATE effect SET n = 1 WHERE item = 2", ())
     crossing.join()
@@ -105,12 +120,14 @@ def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(ledger: DraftLedger) 
     with pytest.raises(Misuse, match="deadlock"):
         joined.commit(None, NOTHING)
     other.commit(None, NOTHING)
-    rows = HOME.run("SELECT item, n FROM effect WHERE item < 100 ORDER BY item", DATABASE)
+    rows = home.run("SELECT item, n FROM effect WHERE item < 100 ORDER BY item", DATABASE)
     assert list(rows) == [(1, 2), (2, 2)]
 
 
-def test_a_statement_that_waited_in_vain_is_undone_alone(ledger: DraftLedger) -> None:
-    HOME.run("INSERT INTO effect VALUES (1, 0)", DATABASE)
+def test_a_statement_that_waited_in_vain_is_undone_alone(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    home.run("INSERT INTO effect VALUES (1, 0)", DATABASE)
     joined = begun(ledger, claimed(ledger, KEY, "a"))
     other = begun(ledger, claimed(ledger, RunKey("other", 1), "b"))
     other.execute("UPDATE effect SET n = 2 WHERE item = 1", ())
@@ -120,26 +137,30 @@ def test_a_statement_that_waited_in_vain_is_undone_alone(ledger: DraftLedger) ->
         joined.execute("UPDATE effect SET n = 1 WHERE item = 1", ())
     joined.commit(None, NOTHING)
     other.roll_back()
-    assert list(HOME.run("SELECT item, n FROM effect", DATABASE)) == [(1, 0), (2, 0)]
+    assert list(home.run("SELECT item, n FROM effect", DATABASE)) == [(1, 0), (2, 0)]
 
 
-def test_a_connection_that_was_opened_anew_inside_commits_nothing(ledger: DraftLedger) -> None:
+def test_a_connection_that_was_opened_anew_inside_commits_nothing(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     attempt = claimed(ledger, KEY, "a")
     joined = begun(ledger, attempt)
     joined.execute("INSERT INTO effect VALUES (1, 0)", ())
     (number,) = joined.execute("SELECT CONNECTION_ID()", ()).fetchone()
-    HOME.run(f"KILL {number}", DATABASE)
-    until(lambda: HOME.is_cut(joined))
+    home.run(f"KILL {number}", DATABASE)
+    until(lambda: home.is_cut(joined))
     joined.connection._force_close()
     joined.connection.connect()  # as libraries do it, in good faith
     joined.execute("INSERT INTO effect VALUES (2, 0)", ())
     with pytest.raises(Misuse):
         joined.commit(None, NOTHING)
-    assert effects() == []
+    assert effects(home) == []
     begun(ledger, attempt).roll_back()
 
 
-def test_what_user_code_leaves_unread_or_changes_is_no_trouble(ledger: DraftLedger) -> None:
+def test_what_user_code_leaves_unread_or_changes_is_no_trouble(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     joined = begun(ledger, claimed(ledger, KEY, "a"), longest=30.0)
     joined.execute("INSERT INTO effect VALUES (1, 0)", ())
     joined.execute("USE mysql", ())
@@ -148,14 +169,15 @@ def test_what_user_code_leaves_unread_or_changes_is_no_trouble(ledger: DraftLedg
     assert joined.once("s", "x", call="1", repeat=False) is Found.FIRST
     joined.connection.cursor().execute("SELECT '%'; SELECT 2")
     joined.commit('"a"', NOTHING)
-    assert effects() == [1]
+    assert effects(home) == [1]
     joined = begun(ledger, claimed(ledger, RunKey("other", 1), "b"), longest=0.3)
-    with pytest.raises(pymysql.Error, match="max_statement_time"):
+    with pytest.raises(pymysql.Error, match=r"max_statement_time|maximum statement execution time"):
         joined.execute("SELECT SLEEP(20) FROM effect", ())
     joined.roll_back()
 
 
 def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
+    home: MariaHome,
     ledger: DraftLedger,
 ) -> None:
     """There even a plain SELECT locks what it reads, and each transaction looks at its run."""
@@ -168,11 +190,13 @@ def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
     joined.commit(None, NOTHING)
 
 
-def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = HOME.database(DATABASE)
-    with Proxy(HOME.server.port) as proxy:
-        through = url.replace(str(HOME.server.port), str(proxy.port))
-        ledger = HOME.opened(through, namespace=f"n{time.time_ns()}")
+def test_a_commit_of_which_nobody_can_tell_is_unknown(
+    home: MariaHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = home.database(DATABASE)
+    with Proxy(home.server.port) as proxy:
+        through = url.replace(str(home.server.port), str(proxy.port))
+        ledger = home.opened(through, namespace=f"n{time.time_ns()}")
         joined = begun(ledger, claimed(ledger, KEY, "a"))
         monkeypatch.setattr(mariadb_joined, "_PAUSES", ())  # nobody is asked
         proxy.lose_replies()
@@ -183,13 +207,14 @@ def test_a_commit_of_which_nobody_can_tell_is_unknown(monkeypatch: pytest.Monkey
 
 
 def test_a_commit_whose_name_others_have_driven_out_is_unknown_and_not_undone(
+    home: MariaHome,
     ledger: DraftLedger,
 ) -> None:
     """A run remembers the newest few: threads of one run may commit many more meanwhile."""
     attempt = claimed(ledger, KEY, "a")
-    with Proxy(HOME.server.port) as proxy:
-        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
-        unheard = HOME.opened(url, namespace=ledger.namespace)
+    with Proxy(home.server.port) as proxy:
+        url = home.database(DATABASE).replace(str(home.server.port), str(proxy.port))
+        unheard = home.opened(url, namespace=ledger.namespace)
         for before, others, error in (
             (0, 8, OutcomeUnknown),  # nothing was on record when it began
             (0, 8, OutcomeUnknown),
@@ -211,11 +236,13 @@ def test_a_commit_whose_name_others_have_driven_out_is_unknown_and_not_undone(
         finish(unheard.close())
 
 
-def test_to_find_out_is_tried_again_if_that_answer_is_lost_too(ledger: DraftLedger) -> None:
+def test_to_find_out_is_tried_again_if_that_answer_is_lost_too(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     attempt = claimed(ledger, KEY, "a")
-    with Proxy(HOME.server.port) as proxy:
-        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
-        unheard = HOME.opened(url, namespace=ledger.namespace)
+    with Proxy(home.server.port) as proxy:
+        url = home.database(DATABASE).replace(str(home.server.port), str(proxy.port))
+        unheard = home.opened(url, namespace=ledger.namespace)
         finish(unheard.jobs())  # there is a connection to ask on
         joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
         (number,) = joined.execute("SELECT CONNECTION_ID()", ()).fetchone()
@@ -224,7 +251,7 @@ def test_to_find_out_is_tried_again_if_that_answer_is_lost_too(ledger: DraftLedg
         asking.start()
         until(lambda: proxy.swallowed)  # it was committed
         swallowed = proxy.swallowed
-        HOME.run(f"KILL {number}", DATABASE)
+        home.run(f"KILL {number}", DATABASE)
         until(lambda: proxy.swallowed > swallowed)  # and so was the answer to what became of it
         proxy.mode = "pass"
         proxy.reset()
@@ -242,12 +269,13 @@ def _outcome(joined: Joined) -> type[BaseException] | None:
 
 
 def test_what_was_not_committed_is_known_though_others_have_committed_meanwhile(
+    home: MariaHome,
     ledger: DraftLedger,
 ) -> None:
     attempt = claimed(ledger, KEY, "a")
-    with Proxy(HOME.server.port) as proxy:
-        url = HOME.database(DATABASE).replace(str(HOME.server.port), str(proxy.port))
-        unheard = HOME.opened(url, namespace=ledger.namespace)
+    with Proxy(home.server.port) as proxy:
+        url = home.database(DATABASE).replace(str(home.server.port), str(proxy.port))
+        unheard = home.opened(url, namespace=ledger.namespace)
         for others in (6, 6):  # the second time more are on record than there is room for
             joined, told = begun(unheard, attempt), list[type[BaseException] | None]()
             asking = threading.Thread(target=lambda: told.append(_outcome(joined)))  # noqa: B023
@@ -263,14 +291,16 @@ def test_what_was_not_committed_is_known_though_others_have_committed_meanwhile(
         finish(unheard.close())
 
 
-def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLedger) -> None:
+def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     attempt = claimed(ledger, KEY, "a")
     begun(ledger, attempt).commit(None, NOTHING)
-    (kept,) = HOME.spare(ledger)
-    HOME.run(f"KILL {kept.thread_id()}", DATABASE)
+    (kept,) = home.spare(ledger)
+    home.run(f"KILL {kept.thread_id()}", DATABASE)
     joined = begun(ledger, attempt)
     joined.commit(None, NOTHING)
-    assert HOME.spare(ledger) != [kept]
+    assert home.spare(ledger) != [kept]
     joined = begun(ledger, attempt)
     joined.connection.close()
     with pytest.raises(StoreUnavailable, match="nothing was committed"):
@@ -278,6 +308,7 @@ def test_a_session_that_was_cut_while_nobody_used_it_is_replaced(ledger: DraftLe
 
 
 def test_one_that_the_server_began_on_a_session_that_was_cut_is_no_obstacle(
+    home: MariaHome,
     ledger: DraftLedger,
 ) -> None:
     """Its name is taken for as long as the server has not noticed that nobody is there."""
@@ -285,15 +316,17 @@ def test_one_that_the_server_began_on_a_session_that_was_cut_is_no_obstacle(
     begun(ledger, attempt).commit(None, NOTHING)
     joined = ledger.join(attempt)
     assert isinstance(joined, MariaJoined)
-    with HOME.connected(HOME.database(DATABASE)) as forgotten:
+    with home.connected(home.database(DATABASE)) as forgotten:
         forgotten.cursor().execute(f"XA START '{joined._xid}'")
-        (kept,) = HOME.spare(ledger)
-        HOME.run(f"KILL {kept.thread_id()}", DATABASE)
+        (kept,) = home.spare(ledger)
+        home.run(f"KILL {kept.thread_id()}", DATABASE)
         joined.begin(idle=10.0, longest=0.0)
         joined.commit(None, NOTHING)
 
 
-def test_who_begins_more_than_a_thousand_items_waits_for_no_other(ledger: DraftLedger) -> None:
+def test_who_begins_more_than_a_thousand_items_waits_for_no_other(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
     """The server makes a join of so long a list, unless told not to, and reads the whole table."""
     attempt, many = claimed(ledger, KEY, "a"), [str(number) for number in range(1_200)]
     found = finish(ledger.begin(attempt, scope="s", items=many, call="1", repeat=True))

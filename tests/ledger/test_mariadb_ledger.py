@@ -1,4 +1,4 @@
-"""What is the MariaDB ledger's own: what the server refuses, what a verb costs, who is stopped."""
+"""What is the own of the ledger on MariaDB and MySQL: what a server refuses, what a verb costs."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 from fencepost.world.mariadb_batch import Transaction, rendered
 from marialab import fresh_namespace, opened_mariadb
+from mariaplace import KINDS
 from servers import MariaDB, shared
 
 if TYPE_CHECKING:
@@ -45,9 +46,14 @@ if TYPE_CHECKING:
     from fencepost.ledger.mariadb import MariaLedger
 
 
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest) -> MariaDB:
+    return shared(KINDS[request.param])
+
+
 @pytest.fixture
-def url() -> str:
-    return shared(MariaDB).database("ledger")
+def url(server: MariaDB) -> str:
+    return server.database("ledger")
 
 
 @pytest.fixture
@@ -60,8 +66,7 @@ def ledger(url: str) -> Iterator[MariaLedger]:
 
 
 @pytest.fixture
-def db() -> Iterator[Any]:
-    server = shared(MariaDB)
+def db(server: MariaDB) -> Iterator[Any]:
     db = pymysql.connect(unix_socket=str(server.socket), user="root", database="ledger")
     with db, db.cursor() as cursor:
         yield cursor
@@ -154,8 +159,7 @@ def test_whatever_ends_a_run_frees_its_lease_in_the_same_commit(
 # The schema.
 
 
-def test_a_ledger_of_a_newer_version_is_refused_with_a_sentence() -> None:
-    server = shared(MariaDB)
+def test_a_ledger_of_a_newer_version_is_refused_with_a_sentence(server: MariaDB) -> None:
     url = server.database("newer")
     first, second = opened_mariadb(url), opened_mariadb(url)
     finish(first.jobs())
@@ -167,9 +171,8 @@ def test_a_ledger_of_a_newer_version_is_refused_with_a_sentence() -> None:
 
 
 def test_who_may_not_make_tables_is_told_so_in_one_sentence(
-    capsys: pytest.CaptureFixture[str],
+    server: MariaDB, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = shared(MariaDB)
     server.database("forbidden")
     server.run("CREATE USER IF NOT EXISTS poor@'127.0.0.1' IDENTIFIED BY 'secret'")
     server.run("GRANT SELECT, INSERT, UPDATE, DELETE ON forbidden.* TO poor@'127.0.0.1'")
@@ -181,8 +184,8 @@ def test_who_may_not_make_tables_is_told_so_in_one_sentence(
     assert "secret" not in said
 
 
-def test_eight_who_open_a_new_database_at_once_find_one_ledger() -> None:
-    url = shared(MariaDB).database(f"fresh_{time.time_ns()}")
+def test_eight_who_open_a_new_database_at_once_find_one_ledger(server: MariaDB) -> None:
+    url = server.database(f"fresh_{time.time_ns()}")
     ledgers = [opened_mariadb(url) for _ in range(8)]
     answers: list[object] = []
 
@@ -324,14 +327,20 @@ def test_who_is_stopped_inside_of_a_claim_keeps_others_from_the_lock_for_seconds
     finish(stopped.close())
 
 
-@pytest.mark.parametrize("version", ["8.0.36", "5.7.44-log", "10.5.23-MariaDB-1:10.5.23", "new"])
+@pytest.mark.parametrize(
+    "version", ["8.0.28", "8.0.9-log", "5.7.44-log", "10.5.23-MariaDB-1:10.5.23", "new"]
+)
 def test_a_server_without_what_the_ledger_needs_is_refused_by_name(version: str) -> None:
-    with pytest.raises(StoreUnfit, match=rf"MariaDB 10\.6.*{re.escape(version)}"):
+    with pytest.raises(StoreUnfit, match=rf"MySQL 8\.0\.29 or.*{re.escape(version)}"):
         refuse_other(version)
 
 
 @pytest.mark.parametrize(
-    "version", ["10.6.0-MariaDB", "5.5.5-10.11.6-MariaDB-0+deb12u1", "11.4.2-MariaDB"]
+    "version",
+    [
+        *("10.6.0-MariaDB", "5.5.5-10.11.6-MariaDB-0+deb12u1", "11.4.2-MariaDB"),
+        *("8.0.29", "8.0.36-0ubuntu0.22.04.1", "8.4.3", "9.7.4-2"),
+    ],
 )
 def test_a_server_that_has_it_is_taken(version: str) -> None:
     refuse_other(version)

@@ -11,7 +11,7 @@ import pytest
 from fencepost.ledger import mariadb_leases, mariadb_planner_rows, mariadb_rows
 from fencepost.world.flow import finish
 from fencepost.world.mariadb_batch import Statement, rendered
-from marialab import QuickMariaDB, opened_mariadb
+from marialab import QUICK, numbers, opened_mariadb
 from servers import shared
 
 if TYPE_CHECKING:
@@ -24,15 +24,20 @@ ALL = {"FIND_ALL_EVENTS", "FIND_JOBS", "FIND_COUNTS"}
 GROWN = {"run", "known", "lease", "event", "fencepost_run", "fencepost_job", "fencepost_lease"}
 GROWN |= {"fencepost_event", "fencepost_span"}
 _RUN = """
-INSERT INTO fencepost_run (namespace, job, slot, manual, rerun, state, `lock`, lease, token, nonce,
-    host, pid, version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
-    beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves, epoch)
+INSERT INTO fencepost_run (namespace, job, slot, `manual`, rerun, state, `lock`, lease, token,
+    nonce, host, pid, version, reason, blocker, origin, created_at, started_at, ended_at,
+    not_before, beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves,
+    epoch)
 SELECT 'default', {job}, {slot}, 0, 0, {state}, {job}, {job}, seq, '', '', 1, '', '', '',
        'schedule', seq, seq, {ended}, seq, seq, 0, 1, 0, 0, 0, 0, 0, 0, 0
-  FROM seq_1_to_{many}"""
+  FROM {many}"""
 HISTORY = (
     _RUN.format(
-        job="CONCAT('job', seq % 500)", slot="seq", state="'pending'", ended="0", many=20000
+        job="CONCAT('job', seq % 500)",
+        slot="seq",
+        state="'pending'",
+        ended="0",
+        many=numbers(20_000),
     ),
     "UPDATE fencepost_run SET state = 'cancelled', ended_at = slot",
     _RUN.format(
@@ -40,21 +45,23 @@ HISTORY = (
         slot="1000000 + seq",
         state="IF(seq % 2, 'running', 'pending')",
         ended="0",
-        many=400,
+        many=numbers(400),
     ),
-    """
+    f"""
 INSERT INTO fencepost_job (namespace, job, definition, quarantined, paused, spec, rules, template,
     retired, next_due, watermark)
-SELECT 'default', CONCAT('job', seq), '{}', '', '', '', '', '', '', 1e9 + seq, seq
-  FROM seq_1_to_5000""",
-    """
+SELECT 'default', CONCAT('job', seq), '{{}}', '', '', '', '', '', '', 1e9 + seq, seq
+  FROM {numbers(5_000)}""",
+    f"""
 INSERT INTO fencepost_lease (namespace, digest, name, token, nonce, held, expires_us, ttl_us, beat,
     since_us, host, pid, version, ended)
-SELECT 'default', SHA2(seq, 256), seq, 1, '', 1, 1, 1, 0, 1, '', 1, '', '' FROM seq_1_to_5000""",
-    """
-INSERT INTO fencepost_event (namespace, job, slot, manual, rerun, `at`, what, token, holder, detail)
+SELECT 'default', SHA2(seq, 256), seq, 1, '', 1, 1, 1, 0, 1, '', 1, '', ''
+  FROM {numbers(5_000)}""",
+    f"""
+INSERT INTO fencepost_event (namespace, job, slot, `manual`, rerun, `at`, what, token, holder,
+    detail)
 SELECT 'default', CONCAT('job', seq % 500), seq, 0, 0, 1, 'seen', 1, '', ''
-  FROM seq_1_to_10000""",
+  FROM {numbers(10_000)}""",
 )
 # What keeps an answer on the server cannot be explained.
 INTO = re.compile(r"INTO (@fencepost_\w+[, ]*)+")
@@ -69,9 +76,9 @@ def statements(module: ModuleType) -> Iterator[tuple[str, Statement]]:
                 yield name, each
 
 
-@pytest.fixture(scope="module")
-def db() -> Iterator[pymysql.Connection[Any]]:
-    server = shared(QuickMariaDB)
+@pytest.fixture(scope="module", params=QUICK)
+def db(request: pytest.FixtureRequest) -> Iterator[pymysql.Connection[Any]]:
+    server = shared(QUICK[request.param])
     ledger = opened_mariadb(server.database("plans"))
     finish(ledger.jobs())
     finish(ledger.close())
@@ -79,7 +86,7 @@ def db() -> Iterator[pymysql.Connection[Any]]:
         unix_socket=str(server.socket), user="root", database="plans", autocommit=True
     ) as db:
         asked(db, "SET @fencepost_now = 1000000001, @fencepost_ours = 1, @fencepost_at = 1")
-        asked(db, "SET @fencepost_was = ''")
+        asked(db, "SET @fencepost_was = '' /*!80032 , explain_format = 'TRADITIONAL' */")
         for statement in HISTORY:
             asked(db, statement)
         asked(db, f"ANALYZE TABLE {', '.join(f'fencepost_{name}' for name in TABLES)}")

@@ -27,7 +27,7 @@ from fencepost.model.schedule import At, Cron, Every, EveryAfter, spec_of
 from fencepost.stores.memory import MemoryStore
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from marialab import MariaClocks
+from marialab import MariaClocks, MySQLClocks
 from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
@@ -318,11 +318,18 @@ def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
         return agreed_by([reference(StillClocks()), Cluster(clocks, *clients)], program)
 
 
-def agreed_on_mariadb(*program: tuple[object, ...]) -> list[object]:
+def agreed_on_mariadb(
+    *program: tuple[object, ...], kind: type[MariaClocks] = MariaClocks
+) -> list[object]:
     """Return the same of two clients of a MariaDB server."""
-    clocks, space = MariaClocks(), fresh_namespace()
+    clocks, space = kind(), fresh_namespace()
     clients = [clocks.opened(space) for _ in range(2)]
     return agreed_by([reference(StillClocks()), Cluster(clocks, *clients)], program)
+
+
+def agreed_on_mysql(*program: tuple[object, ...]) -> list[object]:
+    """Return the same of two clients of a MySQL server."""
+    return agreed_on_mariadb(*program, kind=MySQLClocks)
 
 
 def reference(clocks: StillClocks) -> Cluster:
@@ -365,3 +372,11 @@ def test_mariadb_plans_like_the_reference(
     first: tuple[object, ...], program: list[tuple[object, ...]]
 ) -> None:
     agreed_on_mariadb(first, *program)
+
+
+@settings(max_examples=EXAMPLES // 9, deadline=None)
+@given(first, st.lists(commands, min_size=20, max_size=60))
+def test_mysql_plans_like_the_reference(
+    first: tuple[object, ...], program: list[tuple[object, ...]]
+) -> None:
+    agreed_on_mysql(first, *program)

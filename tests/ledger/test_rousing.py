@@ -14,6 +14,7 @@ from test_postgres_ledger import _want
 from fencepost.ledger.alarm_open import alarms_of
 from fencepost.ledger.api import NOTHING, Attempt
 from fencepost.ledger.planning import ALARM, DUE, Ask, End, Instance, Lane, cancel_word
+from fencepost.ledger.postgres_alarm_rows import place_of
 from fencepost.ledger.postgres_rousing import channel_of
 from fencepost.model.alarm import Setting
 from fencepost.model.claim import Verdict
@@ -43,6 +44,12 @@ HERE = Instance("i", "here", 1, "1.0")
 SOON, LATE = spec_of(Every(1)), spec_of(Every(86_400))
 GAVE_BACK = Settled(State.PENDING, "released")
 BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = 'rousing'"
+# What a set of a new key does, but for its commit.
+SET_ALIKE = """
+INSERT INTO fencepost_alarm
+SELECT (jsonb_populate_record(alarm, jsonb_build_object('place', %s::text, 'key', %s::text))).*
+  FROM fencepost_alarm AS alarm
+ WHERE namespace = %s AND key = %s"""
 CALLS = """
 SELECT coalesce(sum(calls), 0)::bigint FROM pg_stat_user_functions WHERE funcname = %s"""
 
@@ -381,6 +388,25 @@ def test_an_alarm_is_told_of_if_it_is_due_before_the_next_look(
     other = alarms_of(ledger._world, ledger)
     for number in range(5):
         finish(other.set(Setting("kind", f"many {number}", "call", after=0.0)))
+    assert heard.words() == [ALARM]
+
+
+def test_an_alarm_is_told_of_though_somebody_else_was_faster_to_set_it(
+    url: str, ledger: PostgresLedger, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is undone and done again says what it would have said the first time."""
+    monkeypatch.setattr("fencepost.ledger.draft_alarms._SELDOM", 3600.0)
+    book = alarms_of(ledger._world, ledger)
+    finish(book.set(Setting("kind", "late", "call", after=60.0)))
+    place = "\\x" + place_of(ledger.namespace, "kind", "soon").hex()
+    with psycopg.connect(url) as faster:
+        faster.execute(SET_ALIKE, (place, "soon", ledger.namespace, "late"))
+        asked = Setting("kind", "soon", "another call", after=0.0)
+        setting = threading.Thread(target=lambda: finish(book.set(asked)))
+        setting.start()
+        with psycopg.connect(url, autocommit=True) as watching:
+            until(lambda: watching.execute(BLOCKED).fetchall())
+    setting.join()
     assert heard.words() == [ALARM]
 
 

@@ -21,7 +21,7 @@ from fencepost.ledger.planning import Ask, Instance
 from fencepost.model.copied import Life, Mark, Seen, doubt, from_a_line, in_a_line
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
-from joinlab import Copied, Dumped
+from joinlab import Copied, CopiedMySQL, Dumped
 from pglab import opened_postgres
 from proxy import Proxy
 from servers import Postgres
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SLOT = datetime(2026, 1, 20, 2, tzinfo=UTC)
 KEY = RunKey("work", 1_000)
-KINDS = (Dumped, Copied)
+KINDS = (Dumped, Copied, CopiedMySQL)
 
 
 def opened(url: str) -> Fencepost:
@@ -225,6 +225,7 @@ def _until(condition: object) -> None:
     [
         (Dumped, postgres_schema.PART, postgres_schema.STEPS),
         (Copied, mariadb_schema.PART, mariadb_schema.STEPS),
+        (CopiedMySQL, mariadb_schema.PART, mariadb_schema.STEPS),
     ],
 )
 def test_a_ledger_from_before_there_were_lives_gets_one(
@@ -238,6 +239,8 @@ def test_a_ledger_from_before_there_were_lives_gets_one(
         if any("fencepost_life" in text for text in step)
     )
     ledger.server.run("DROP TABLE fencepost_life", database=ledger.name)
+    if kind is Copied:  # as it was there
+        ledger.server.run("ALTER TABLE fencepost_run DROP COLUMN sealed", database=ledger.name)
     ledger.server.run(
         f"UPDATE fencepost_schema SET version = {before} WHERE part = '{part}'",
         database=ledger.name,

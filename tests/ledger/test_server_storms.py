@@ -29,7 +29,7 @@ from fencepost.testing.ledger_checker import prove
 from fencepost.world.flow import finish
 from marialab import opened_mariadb
 from pglab import opened_postgres
-from servers import MariaDB, Postgres, shared
+from servers import MariaDB, MySQL, Postgres, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,11 +195,17 @@ def deadlocks_of_mariadb() -> int:
     return int(str(shared(MariaDB).run("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")[0][1]))
 
 
+def deadlocks_of_mysql() -> int:
+    counted = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'"
+    return int(str(shared(MySQL).run(counted)[0][0]))
+
+
 @pytest.mark.parametrize(
     ("kind", "opened", "deadlocks"),
     [
         (Postgres, opened_postgres, deadlocks_of_postgres),
         (MariaDB, opened_mariadb, deadlocks_of_mariadb),
+        (MySQL, opened_mariadb, deadlocks_of_mysql),
     ],
 )
 def test_what_many_clients_do_at_once_keeps_every_promise(

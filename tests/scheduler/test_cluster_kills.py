@@ -21,7 +21,7 @@ from schedlab import (
 )
 
 from fencepost.model.run import State
-from servers import MariaDB, Postgres, shared
+from servers import MariaDB, MySQL, Postgres, shared
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,11 @@ REASONS = {"coalesced", "lock_held"}
 
 
 # Where a server tells the time the clocks of instances may be ten minutes ahead, or behind.
-SERVERS: dict[str, type[Postgres | MariaDB]] = {"postgres": Postgres, "mariadb": MariaDB}
+SERVERS: dict[str, type[Postgres | MariaDB]] = {
+    "postgres": Postgres,
+    "mariadb": MariaDB,
+    "mysql": MySQL,
+}
 CLOCKS = {"sqlite": (0, 0, 0, 0), **dict.fromkeys(SERVERS, (0, +600, -600, 0))}
 
 

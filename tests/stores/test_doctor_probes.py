@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 
+import pytest
+
 from fencepost.model.symptom import Severity
 from fencepost.stores.open import open_store
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from servers import MariaDB, Postgres, shared
+from servers import MariaDB, MySQL, Postgres, shared
 
 _MEBIBYTE = 2**20
 
@@ -57,8 +59,9 @@ def test_a_user_who_may_not_try_is_told_so() -> None:
     assert found(theirs) == {"postgres.untried": Severity.NOTE}
 
 
-def test_mariadb_is_not_written_to() -> None:
-    server, name = shared(MariaDB), fresh()
+@pytest.mark.parametrize("kind", [MariaDB, MySQL])
+def test_mariadb_and_mysql_are_not_written_to(kind: type[MariaDB]) -> None:
+    server, name = shared(kind), fresh()
     url = server.database(name)
     found(url)
     file = server.data / name / "fencepost_lease.ibd"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -25,8 +24,8 @@ from fencepost.testing.checker import check
 from fencepost.testing.history import Event
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from mariaplace import KINDS, Place, emptied
 from proxy import Proxy
-from servers import MariaDB, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,17 +59,14 @@ def holder() -> Holder:
     return Holder(os.urandom(16).hex(), "here", 1)
 
 
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    name = "f" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
-    shared(MariaDB).run(f"DROP DATABASE IF EXISTS `{name}`")
-    shared(MariaDB).database(name)
-    return name
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Place:
+    return emptied(request.param, request.node.nodeid)
 
 
 @contextmanager
-def store_at(port: int, database: str, options: str = "timeout=1") -> Iterator[LeaseStore]:
-    url = f"mariadb://post:secret@127.0.0.1:{port}/{database}?{options}"
+def store_at(port: int, database: Place, options: str = "timeout=1") -> Iterator[LeaseStore]:
+    url = database.url(port=port, options=options)
     store = open_store(url, BlockingWorld(), namespace="default")
     try:
         yield store
@@ -79,13 +75,13 @@ def store_at(port: int, database: str, options: str = "timeout=1") -> Iterator[L
 
 
 @contextmanager
-def proxied(database: str) -> Iterator[tuple[Proxy, LeaseStore]]:
-    with Proxy(shared(MariaDB).port) as proxy, store_at(proxy.port, database) as store:
+def proxied(database: Place) -> Iterator[tuple[Proxy, LeaseStore]]:
+    with Proxy(database.port) as proxy, store_at(proxy.port, database) as store:
         finish(store.views())  # so that the tables are there, and a connection
         yield proxy, store
 
 
-def test_an_acquire_whose_reply_was_cut_is_adopted(database: str) -> None:
+def test_an_acquire_whose_reply_was_cut_is_adopted(database: Place) -> None:
     with proxied(database) as (proxy, store):
         before = holder()
         finish(store.acquire("x", holder=before, ttl=TTL))
@@ -101,7 +97,7 @@ def test_an_acquire_whose_reply_was_cut_is_adopted(database: str) -> None:
         assert (again.token, again.adopted) == (seen.token, True)
 
 
-def test_a_renewal_and_a_release_whose_replies_were_cut_can_be_repeated(database: str) -> None:
+def test_a_renewal_and_a_release_whose_replies_were_cut_can_be_repeated(database: Place) -> None:
     with proxied(database) as (proxy, store):
         asking = holder()
         token = finish(store.acquire("x", holder=asking, ttl=TTL)).token
@@ -116,7 +112,7 @@ def test_a_renewal_and_a_release_whose_replies_were_cut_can_be_repeated(database
         finish(store.acquire("x", holder=holder(), ttl=TTL))
 
 
-def test_a_break_whose_reply_was_cut_is_unknown_and_is_not_made_twice(database: str) -> None:
+def test_a_break_whose_reply_was_cut_is_unknown_and_is_not_made_twice(database: Place) -> None:
     with proxied(database) as (proxy, store):
         token = finish(store.acquire("x", holder=holder(), ttl=TTL)).token
         commits = _cut_the_commit(proxy)
@@ -127,7 +123,7 @@ def test_a_break_whose_reply_was_cut_is_unknown_and_is_not_made_twice(database: 
         assert seen is not None
         assert not seen.held
         assert seen.token > token
-    assert shared(MariaDB).run(f"SELECT count(*) FROM `{database}`.fencepost_break") == [(1,)]
+    assert database.server.run(f"SELECT count(*) FROM `{database}`.fencepost_break") == [(1,)]
 
 
 def _cut_the_commit(proxy: Proxy) -> list[int]:
@@ -146,7 +142,7 @@ def _cut_the_commit(proxy: Proxy) -> list[int]:
     return seen
 
 
-def test_a_request_that_was_swallowed_is_unknown_and_left_nothing(database: str) -> None:
+def test_a_request_that_was_swallowed_is_unknown_and_left_nothing(database: Place) -> None:
     with proxied(database) as (proxy, store):
         asking = holder()
         proxy.mode = "hole_up"
@@ -159,7 +155,7 @@ def test_a_request_that_was_swallowed_is_unknown_and_left_nothing(database: str)
         assert not finish(store.acquire("x", holder=asking, ttl=TTL)).adopted
 
 
-def test_a_half_open_connection_is_given_up_in_time(database: str) -> None:
+def test_a_half_open_connection_is_given_up_in_time(database: Place) -> None:
     with proxied(database) as (proxy, store):
         asking = holder()
         token = finish(store.acquire("x", holder=asking, ttl=1.0)).token
@@ -174,16 +170,16 @@ def test_a_half_open_connection_is_given_up_in_time(database: str) -> None:
         assert time.monotonic() - began < 4
 
 
-def test_connections_that_ended_while_nobody_used_them_harm_nobody(database: str) -> None:
+def test_connections_that_ended_while_nobody_used_them_harm_nobody(database: Place) -> None:
     with proxied(database) as (proxy, store):
         asking = holder()
         token = finish(store.acquire("x", holder=asking, ttl=TTL)).token
         proxy.reset()
         finish(store.renew("x", nonce=asking.nonce, token=token, ttl=TTL))
-        for (number,) in shared(MariaDB).run(
+        for (number,) in database.server.run(
             f"SELECT id FROM information_schema.processlist WHERE db = '{database}'"
         ):
-            shared(MariaDB).run(f"KILL {number}")
+            database.server.run(f"KILL {number}")
         give_up = time.monotonic() + 30
         while proxy.connections:  # until the client could know
             assert time.monotonic() < give_up
@@ -191,7 +187,7 @@ def test_connections_that_ended_while_nobody_used_them_harm_nobody(database: str
         finish(store.release("x", nonce=asking.nonce, token=token))
 
 
-def test_a_refused_connection_means_that_nothing_happened(database: str) -> None:
+def test_a_refused_connection_means_that_nothing_happened(database: Place) -> None:
     with proxied(database) as (proxy, store):
         proxy.mode = "refuse"
         proxy.reset()
@@ -201,8 +197,8 @@ def test_a_refused_connection_means_that_nothing_happened(database: str) -> None
         assert finish(store.peek("x")) is None
 
 
-def test_a_killed_statement_did_not_happen(database: str) -> None:
-    server = shared(MariaDB)
+def test_a_killed_statement_did_not_happen(database: Place) -> None:
+    server = database.server
     with store_at(server.port, database, "timeout=5") as store:
         asking = holder()
         token = finish(store.acquire("x", holder=asking, ttl=TTL)).token
@@ -220,8 +216,8 @@ def test_a_killed_statement_did_not_happen(database: str) -> None:
         finish(store.renew("x", nonce=asking.nonce, token=token, ttl=TTL))
 
 
-def test_a_row_that_stays_locked_is_asked_for_again_and_then_given_up(database: str) -> None:
-    server = shared(MariaDB)
+def test_a_row_that_stays_locked_is_asked_for_again_and_then_given_up(database: Place) -> None:
+    server = database.server
     with store_at(server.port, database, "timeout=1.8") as store:
         asking = holder()
         token = finish(store.acquire("x", holder=asking, ttl=TTL)).token
@@ -231,8 +227,10 @@ def test_a_row_that_stays_locked_is_asked_for_again_and_then_given_up(database: 
 
 
 @contextmanager
-def _locked(database: str) -> Iterator[None]:
-    db = pymysql.connect(unix_socket=str(shared(MariaDB).socket), user="root", database=database)
+def _locked(database: Place) -> Iterator[None]:
+    db = pymysql.connect(
+        unix_socket=str(database.server.socket), user="root", database=database.name
+    )
     with db.cursor() as cursor:
         cursor.execute("SELECT * FROM fencepost_lease FOR UPDATE")
         yield
@@ -258,25 +256,27 @@ class Beside(threading.Thread):
         return self._said[0]
 
 
-def test_a_lease_outlives_the_sudden_death_of_its_server() -> None:
-    with MariaDB.own() as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lease_outlives_the_sudden_death_of_its_server(kind: str) -> None:
+    with KINDS[kind].own() as server:
         server.database("test")
         with Fencepost(server.url()) as fp:
             lock = fp.lock("x", ttl="20s")
             lease = lock.acquire()
             server.restart()
             lease.check()
-            with store_at(server.port, "test") as other, pytest.raises(LeaseHeld):
+            with store_at(server.port, Place(server, "test")) as other, pytest.raises(LeaseHeld):
                 finish(other.acquire("x", holder=holder(), ttl=TTL))
             assert lock.release(lease)
             with lock as after:
                 assert after.token > lease.token
 
 
-def test_histories_keep_their_promises_while_the_server_dies_again_and_again() -> None:
-    with MariaDB.own() as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_histories_keep_their_promises_while_the_server_dies_again_and_again(kind: str) -> None:
+    with KINDS[kind].own() as server:
         server.database("test")
-        with store_at(server.port, "test") as store:
+        with store_at(server.port, Place(server, "test")) as store:
             finish(store.views())
         for statement in (_HISTORY, *_TRIGGERS):
             server.run(
@@ -321,8 +321,8 @@ def _work(url: str, stop: threading.Event, rounds: list[int], which: int) -> Non
     finish(store.close())
 
 
-def test_a_client_that_was_stopped_past_its_ttl_has_lost(database: str) -> None:
-    url = shared(MariaDB).url(database)
+def test_a_client_that_was_stopped_past_its_ttl_has_lost(database: Place) -> None:
+    url = database.url()
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), url, "x", "600ms"],
         stdin=subprocess.PIPE,
@@ -345,11 +345,11 @@ def test_a_client_that_was_stopped_past_its_ttl_has_lost(database: str) -> None:
             held.kill()
 
 
-def test_a_server_whose_clock_was_set_back_blocks_for_one_ttl_at_most(database: str) -> None:
-    with store_at(shared(MariaDB).port, database) as store:
+def test_a_server_whose_clock_was_set_back_blocks_for_one_ttl_at_most(database: Place) -> None:
+    with store_at(database.server.port, database) as store:
         first = finish(store.acquire("x", holder=holder(), ttl=0.5)).token
         # As if it had been granted an hour before the clock was set back.
-        shared(MariaDB).run(
+        database.server.run(
             f"UPDATE `{database}`.fencepost_lease SET expires_us = expires_us + 3600000000"
         )
         seen = finish(store.peek("x"))
@@ -362,8 +362,8 @@ def test_a_server_whose_clock_was_set_back_blocks_for_one_ttl_at_most(database: 
         assert finish(store.acquire("x", holder=holder(), ttl=TTL)).token > first
 
 
-def test_a_fork_leaves_the_connections_to_the_parent(database: str) -> None:
-    with store_at(shared(MariaDB).port, database) as store:
+def test_a_fork_leaves_the_connections_to_the_parent(database: Place) -> None:
+    with store_at(database.server.port, database) as store:
         token = finish(store.acquire("x", holder=holder(), ttl=TTL)).token
         reader, writer = os.pipe()
         pid = os.fork()

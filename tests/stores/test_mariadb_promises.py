@@ -1,8 +1,7 @@
-"""What the MariaDB store claims holds, what it disclaims does not; a mistake is a sentence."""
+"""What the store of MariaDB and MySQL claims holds, what it disclaims does not."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -27,11 +26,12 @@ from fencepost.stores.mariadb_rows import NOW_US
 from fencepost.stores.open import open_store
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
+from mariaplace import KINDS, Place, emptied
 from proxy import Proxy
-from servers import MariaDB, shared
+from servers import MariaDB, MySQL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 PROGRAM = Path(__file__).with_name("mariadb_program.py")
 TTL = 30.0
@@ -47,17 +47,14 @@ def opened(url: str) -> MariaStore:
     return store
 
 
-@pytest.fixture
-def database(request: pytest.FixtureRequest) -> str:
-    name = "p" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
-    shared(MariaDB).run(f"DROP DATABASE IF EXISTS `{name}`")
-    shared(MariaDB).database(name)
-    return name
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Place:
+    return emptied(request.param, request.node.nodeid)
 
 
 @pytest.fixture
-def store(database: str) -> Iterator[MariaStore]:
-    store = opened(shared(MariaDB).url(database))
+def store(database: Place) -> Iterator[MariaStore]:
+    store = opened(database.url())
     yield store
     finish(store.close())
 
@@ -105,8 +102,9 @@ def test_each_verb_is_one_round_trip(store: MariaStore, monkeypatch: pytest.Monk
     assert counted.take() == ["SELECT", "SELECT"]
 
 
-def test_only_what_changes_a_lease_is_written() -> None:
-    with MariaDB.own() as server, closing_store(server.database("test")) as store:
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_changes_a_lease_is_written(kind: str) -> None:
+    with KINDS[kind].own() as server, closing_store(server.database("test")) as store:
         first = holder()
         token = finish(store.acquire("x", holder=first, ttl=TTL)).token
         before = _flushes(server)
@@ -144,14 +142,14 @@ class closing_store:  # noqa: N801 -- reads as a verb
 
 
 def test_waiters_are_served_in_the_order_in_which_they_came(
-    store: MariaStore, database: str
+    store: MariaStore, database: Place
 ) -> None:
     assert store.capabilities.fair
     first, served = holder(), list[int]()
     token = finish(store.acquire("x", holder=first, ttl=TTL)).token
 
     def wait(number: int) -> None:
-        mine = opened(shared(MariaDB).url(database))
+        mine = opened(database.url())
         asking, world = holder(), BlockingWorld()
         granted = finish(
             acquire(world, mine, ["x"], holder=asking, ttl=TTL, wait=30.0, abandon=lambda *_: None)
@@ -172,8 +170,8 @@ def test_waiters_are_served_in_the_order_in_which_they_came(
     assert _waiting(database) == 0, "who leaves the line leaves nothing behind"
 
 
-def _waiting(database: str) -> int:
-    [(count,)] = shared(MariaDB).run(
+def _waiting(database: Place) -> int:
+    [(count,)] = database.server.run(
         "SELECT count(*) FROM information_schema.processlist"
         f" WHERE db = '{database}' AND (info LIKE 'SELECT SLEEP%' OR info LIKE 'SELECT GET_LOCK%')"
     )
@@ -197,9 +195,9 @@ def test_whoever_is_first_in_line_is_woken_and_need_not_ask(store: MariaStore) -
 
 
 def test_a_release_by_another_user_of_the_server_wakes_nobody_and_harms_nobody(
-    store: MariaStore, database: str
+    store: MariaStore, database: Place
 ) -> None:
-    server, first = shared(MariaDB), holder()
+    server, first = database.server, holder()
     server.run("CREATE USER IF NOT EXISTS humble@'127.0.0.1' IDENTIFIED BY 'pie'")
     token = finish(store.acquire("x", holder=first, ttl=TTL)).token
     server.run(f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO humble@'127.0.0.1'")
@@ -207,7 +205,7 @@ def test_a_release_by_another_user_of_the_server_wakes_nobody_and_harms_nobody(
     assert place is not None
     assert finish(place.turn(5.0))
     assert finish(place.turn(5.0))
-    url = f"mariadb://humble:pie@127.0.0.1:{server.port}/{database}"
+    url = database.url(who="humble:pie")
     with closing_store(url) as other:
         finish(other.release("x", nonce=first.nonce, token=token))
     assert not finish(place.turn(5.0)), "its nap was over before anybody woke it"
@@ -215,9 +213,9 @@ def test_a_release_by_another_user_of_the_server_wakes_nobody_and_harms_nobody(
     finish(place.leave(served=False))
 
 
-def test_a_line_whose_connection_is_cut_is_joined_again(database: str) -> None:
-    with Proxy(shared(MariaDB).port) as proxy:
-        url = f"mariadb://post:secret@127.0.0.1:{proxy.port}/{database}?timeout=2"
+def test_a_line_whose_connection_is_cut_is_joined_again(database: Place) -> None:
+    with Proxy(database.port) as proxy:
+        url = database.url(port=proxy.port, options="timeout=2")
         with closing_store(url) as store:
             first = holder()
             token = finish(store.acquire("x", holder=first, ttl=TTL)).token
@@ -236,8 +234,8 @@ def test_a_line_whose_connection_is_cut_is_joined_again(database: str) -> None:
             assert granted.grant.token > token
 
 
-def test_those_who_come_first_to_an_empty_database_do_not_collide(database: str) -> None:
-    stores = [opened(shared(MariaDB).url(database)) for _ in range(8)]
+def test_those_who_come_first_to_an_empty_database_do_not_collide(database: Place) -> None:
+    stores = [opened(database.url()) for _ in range(8)]
     granted: list[int] = []
     start = threading.Barrier(8)
 
@@ -265,9 +263,9 @@ def test_names_that_differ_in_a_space_or_a_case_are_two(store: MariaStore) -> No
     assert len(finish(store.views())) == 6
 
 
-def test_a_trigger_on_the_table_changes_no_token(store: MariaStore, database: str) -> None:
+def test_a_trigger_on_the_table_changes_no_token(store: MariaStore, database: Place) -> None:
     finish(store.views())
-    server = shared(MariaDB)
+    server = database.server
     server.run(f"CREATE TABLE `{database}`.seen (id INT AUTO_INCREMENT PRIMARY KEY, token BIGINT)")
     server.run(
         f"CREATE TRIGGER `{database}`.seeing AFTER UPDATE ON `{database}`.fencepost_lease"
@@ -282,9 +280,9 @@ def test_a_trigger_on_the_table_changes_no_token(store: MariaStore, database: st
         finish(store.release("x", nonce=asking.nonce, token=token))
 
 
-def test_the_time_zone_of_a_session_changes_nothing() -> None:
+def test_the_time_zone_of_a_session_changes_nothing(database: Place) -> None:
     with (
-        closing(pymysql.connect(unix_socket=str(shared(MariaDB).socket), user="root")) as db,
+        closing(pymysql.connect(unix_socket=str(database.server.socket), user="root")) as db,
         db.cursor() as cursor,
     ):
         read = []
@@ -300,9 +298,9 @@ def test_the_time_zone_of_a_session_changes_nothing() -> None:
 # What it disclaims.
 
 
-def test_the_death_of_a_holder_is_not_noticed(store: MariaStore, database: str) -> None:
+def test_the_death_of_a_holder_is_not_noticed(store: MariaStore, database: Place) -> None:
     assert not store.capabilities.notices_death
-    url = shared(MariaDB).url(database)
+    url = database.url()
     with subprocess.Popen(
         [sys.executable, str(PROGRAM), url, "x", "30s"],
         stdin=subprocess.PIPE,
@@ -323,24 +321,53 @@ class Replicated(MariaDB):
 
 
 class Replica(MariaDB):
-    settings = ("--server-id=2", "--log-bin=log", "--binlog-format=MIXED")
+    settings: Sequence[str] = ("--server-id=2", "--log-bin=log", "--binlog-format=MIXED")
+    stop_following = "STOP SLAVE"
 
-
-def test_a_replica_that_takes_over_may_not_know_the_newest_lease() -> None:
-    with Replicated.own() as primary, Replica.own() as replica:
-        primary.database("test")
-        replica.run(
+    def follow(self, primary: MariaDB) -> None:
+        self.run(
             f"CHANGE MASTER TO MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port},"
             " MASTER_USER='post', MASTER_PASSWORD='secret', MASTER_USE_GTID=slave_pos"
         )
-        replica.run("START SLAVE")
+        self.run("START SLAVE")
+
+
+_GTID = ("--log-bin=log", "--gtid-mode=ON", "--enforce-gtid-consistency")
+
+
+class ReplicatedMySQL(MySQL):
+    settings = ("--server-id=1", *_GTID)
+
+
+class ReplicaMySQL(Replica, MySQL):
+    settings = ("--server-id=2", *_GTID)
+    stop_following = "STOP REPLICA"
+
+    def follow(self, primary: MariaDB) -> None:
+        self.run("RESET BINARY LOGS AND GTIDS")  # of what made its user
+        self.run(
+            f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port},"
+            " SOURCE_USER='post', SOURCE_PASSWORD='secret', SOURCE_AUTO_POSITION=1, SOURCE_SSL=1"
+        )
+        self.run("START REPLICA")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(Replicated, Replica), (ReplicatedMySQL, ReplicaMySQL)]
+)
+def test_a_replica_that_takes_over_may_not_know_the_newest_lease(
+    first: type[MariaDB], second: type[Replica]
+) -> None:
+    with first.own() as primary, second.own() as replica:
+        primary.database("test")
+        replica.follow(primary)
         with closing_store(primary.url("test")) as store:
             assert not store.capabilities.failover_safe
             known = finish(store.acquire("known", holder=holder(), ttl=TTL)).token
             with closing_store(replica.url("test")) as copy:
                 while not _has(copy, "known"):
                     time.sleep(0.01)
-                replica.run("STOP SLAVE")  # as if the network were slow
+                replica.run(replica.stop_following)  # as if the network were slow
                 newest = finish(store.acquire("newest", holder=holder(), ttl=TTL)).token
                 primary.kill()
                 seen = finish(copy.peek("known"))
@@ -361,14 +388,12 @@ def _has(store: MariaStore, name: str) -> bool:
 # Mistakes.
 
 
-def test_a_wrong_password_is_one_sentence_without_it(database: str) -> None:
-    with closing_store(
-        f"mariadb://post:hunter2@127.0.0.1:{shared(MariaDB).port}/{database}"
-    ) as store:
+def test_a_wrong_password_is_one_sentence_without_it(database: Place) -> None:
+    with closing_store(database.url(who="post:hunter2")) as store:
         with pytest.raises(StoreUnfit, match=r"denies it to user 'post'.*check password") as caught:
             finish(store.acquire("x", holder=holder(), ttl=TTL))
         assert "hunter2" not in str(caught.value)
-        assert f"127.0.0.1:{shared(MariaDB).port}/{database}" in str(caught.value)
+        assert f"127.0.0.1:{database.port}/{database}" in str(caught.value)
 
 
 def test_a_host_that_nobody_listens_at_is_unavailable() -> None:
@@ -386,32 +411,34 @@ def test_a_socket_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
         finish(store.views())
 
 
-def test_an_unknown_database_is_told() -> None:
+def test_an_unknown_database_is_told(database: Place) -> None:
     with (
-        closing_store(shared(MariaDB).url("nowhere")) as store,
+        closing_store(database.server.url("nowhere")) as store,
         pytest.raises(StoreUnfit, match="no such database"),
     ):
         finish(store.views())
 
 
-def test_a_user_who_may_not_create_tables_is_told_to_migrate(database: str) -> None:
-    server = shared(MariaDB)
+def test_a_user_who_may_not_create_tables_is_told_to_migrate(database: Place) -> None:
+    server = database.server
     server.run("CREATE USER IF NOT EXISTS humble@'127.0.0.1' IDENTIFIED BY 'pie'")
     server.run(f"GRANT SELECT, INSERT, UPDATE ON `{database}`.* TO humble@'127.0.0.1'")
-    url = f"mariadb://humble:pie@127.0.0.1:{server.port}/{database}"
+    url = database.url(who="humble:pie")
     with closing_store(url) as store:
         with pytest.raises(StoreUnfit, match="run 'fencepost migrate' as a user who may"):
             finish(store.acquire("x", holder=holder(), ttl=TTL))
-        with closing_store(server.url(database)) as other:
+        with closing_store(database.url()) as other:
             finish(other.views())
         finish(store.acquire("x", holder=holder(), ttl=TTL))  # it needs no more than these three
 
 
-def test_a_read_only_server_is_unavailable_and_the_doctor_says_why() -> None:
-    with MariaDB.own() as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_read_only_server_is_unavailable_and_the_doctor_says_why(kind: str) -> None:
+    with KINDS[kind].own() as server:
         server.database("test")
-        server.run("GRANT ALL ON test.* TO humble@'127.0.0.1' IDENTIFIED BY 'pie'")
-        url = f"mariadb://humble:pie@127.0.0.1:{server.port}/test"
+        server.run("CREATE USER humble@'127.0.0.1' IDENTIFIED BY 'pie'")
+        server.run("GRANT ALL ON test.* TO humble@'127.0.0.1'")
+        url = server.url("test", who="humble:pie")
         with closing_store(url) as store:
             assert [symptom.code for symptom in finish(store.examine())] == ["mariadb.tables"]
             finish(store.views())
@@ -433,15 +460,21 @@ class LoggingStatements(MariaDB):
     settings = ("--log-bin=log", "--server-id=1", "--binlog-format=STATEMENT")
 
 
-def test_a_log_of_statements_is_refused_with_what_to_set() -> None:
-    with LoggingStatements.own() as server, closing_store(server.database("test")) as store:
+class LoggingStatementsMySQL(MySQL):
+    settings = LoggingStatements.settings
+
+
+@pytest.mark.parametrize("kind", [LoggingStatements, LoggingStatementsMySQL])
+def test_a_log_of_statements_is_refused_with_what_to_set(kind: type[MariaDB]) -> None:
+    with kind.own() as server, closing_store(server.database("test")) as store:
         with pytest.raises(StoreUnfit, match="set binlog_format to MIXED or ROW"):
             finish(store.acquire("x", holder=holder(), ttl=TTL))
         assert "mariadb.binlog" in {symptom.code for symptom in finish(store.examine())}
 
 
-def test_a_server_with_no_room_is_unavailable() -> None:
-    with MariaDB.own() as server:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_with_no_room_is_unavailable(kind: str) -> None:
+    with KINDS[kind].own() as server:
         server.run("SET GLOBAL max_connections = 10")
         taken: list[pymysql.Connection[Any]] = []
         url = server.database("test")
@@ -463,67 +496,14 @@ def test_a_server_with_no_room_is_unavailable() -> None:
                 connection.close()
 
 
-class Encrypted(MariaDB):
-    @property
-    def certificate(self) -> Path:
-        return self.folder / "cert.pem"
-
-    def prepare(self) -> None:
-        words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-batch", "-subj", "/CN=here"]
-        names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-        files = ["-keyout", str(self.folder / "key.pem"), "-out", str(self.certificate)]
-        subprocess.run(["openssl", *words, *names, *files], check=True, capture_output=True)
-        super().prepare()
-
-    @property
-    def settings(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (f"--ssl-cert={self.certificate}", f"--ssl-key={self.folder}/key.pem")
-
-
-def test_a_connection_is_as_encrypted_as_it_is_asked_to_be() -> None:
-    with Encrypted.own() as server:
-        url = server.database("test")
-        for option, encrypted in (
-            ("tls=off", False),
-            ("tls=prefer", True),
-            ("tls=require", True),
-            (f"ca={server.certificate}", True),
-        ):
-            with closing_store(f"{url}?{option}") as store:
-                first = holder()
-                for _ in range(3):  # also on a connection that was idle
-                    token = finish(store.acquire(option, holder=first, ttl=TTL)).token
-                place = finish(store.line(option))
-                assert place is not None
-                assert finish(place.turn(5.0))
-                assert finish(place.turn(5.0))
-                [found] = store.server.run("SHOW STATUS LIKE 'Ssl_cipher'", {})
-                assert bool(found.rows[0][1]) is encrypted
-                finish(place.leave(served=True))
-                finish(store.release(option, nonce=first.nonce, token=token))
-        with (
-            closing_store(f"{url}?tls=verify") as store,
-            pytest.raises(StoreUnfit, match=r"not trusted: .*name its authority with \?ca="),
-        ):
-            finish(store.views())
-
-
-def test_a_server_without_encryption_is_refused_where_it_is_required(database: str) -> None:
-    with (
-        closing_store(f"{shared(MariaDB).url(database)}?tls=require") as store,
-        pytest.raises(StoreUnavailable, match=r"cannot be reached: .*SSL"),
-    ):
-        finish(store.views())
-
-
 def test_migrate_makes_the_tables_and_those_for_fences(
-    database: str, capsys: pytest.CaptureFixture[str]
+    database: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = shared(MariaDB).url(database)
+    url = database.url()
     assert main(["migrate", "--url", url]) == 0
     assert main(["migrate", "--guard", url]) == 0
     assert "secret" not in capsys.readouterr().out
-    tables = shared(MariaDB).run(f"SHOW TABLES FROM `{database}`")
+    tables = database.server.run(f"SHOW TABLES FROM `{database}`")
     names = ("fencepost_break", "fencepost_done", "fencepost_guard", "fencepost_lease")
     assert {(name,) for name in (*names, "fencepost_run", "fencepost_alarm")} <= set(tables)
     for words in (["--url", url], ["--guard", url]):
@@ -533,7 +513,7 @@ def test_migrate_makes_the_tables_and_those_for_fences(
         plain = re.sub(r"DELIMITER //\n.*?//\nDELIMITER ;\n", "", sql, flags=re.DOTALL)
         for statement in (*filter(str.strip, plain.split(";\n")), *whole):
             # As an operator would, over what is there.
-            shared(MariaDB).run(statement, database=database)
+            database.run(statement)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""PostgreSQL and MariaDB that cannot be used."""
+"""PostgreSQL, MariaDB and MySQL that cannot be used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from servers import MariaDB, Postgres, shared
+from servers import MariaDB, MySQL, Postgres, shared
 from small_disk import SmallBinlog, SmallMariaDB, SmallPostgres
 from unusable import SECRET, Unusable, fault, fresh, nothing, restarted, until_refused, used
 
@@ -145,8 +145,30 @@ def mariadb_database() -> Iterator[Unusable]:
 
 
 @fault
+def mysql_password() -> Iterator[Unusable]:
+    server, name = shared(MySQL), fresh()
+    url = server.database(name)
+    yield Unusable(url.replace("secret", SECRET), "check password", nothing, url)
+
+
+@fault
+def mysql_database() -> Iterator[Unusable]:
+    server, name = shared(MySQL), fresh()
+    yield Unusable(server.url(name), "no such database", lambda: server.database(name))
+
+
+@fault
 def mariadb_rights() -> Iterator[Unusable]:
-    server, name = shared(MariaDB), fresh()
+    yield from _rights(shared(MariaDB))
+
+
+@fault
+def mysql_rights() -> Iterator[Unusable]:
+    yield from _rights(shared(MySQL), breaking=3)  # who may only read may lock nothing there
+
+
+def _rights(server: MariaDB, *, breaking: int = 4) -> Iterator[Unusable]:
+    name = fresh()
     url = server.database(name)
     used(url)
     server.run(f"CREATE USER {name}@'127.0.0.1' IDENTIFIED BY '{SECRET}'")
@@ -161,7 +183,7 @@ def mariadb_rights() -> Iterator[Unusable]:
         "check password and privileges",
         grant,
         looks=0,
-        breaking=4,
+        breaking=breaking,
         doctor=1,
         finds="mariadb.privileges",
     )

@@ -82,7 +82,11 @@ class Ledger(Protocol):
         """The store whose leases are granted along with runs."""
 
     async def claim(self, want: Want) -> Claimed:
-        """Decide who may run it, and record that; a lease is granted in the same transaction."""
+        """Decide who may run it, and record that; a lease is granted in the same transaction.
+
+        Who asks for a rerun has seen that the run before it has ended. A ledger knows the live
+        runs of the lock, and so only those of the slot that are under the same one.
+        """
 
     async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
         """Renew the attempt's lease, take its report; say whether a cancel was asked for."""

@@ -1,4 +1,4 @@
-"""The ledger of a MariaDB database: how it is asked, and what makes its tables."""
+"""The ledger of a MariaDB or MySQL database: how it is asked, and what makes its tables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ CREATE TABLE IF NOT EXISTS fencepost_schema (
 _SET_VERSION = f"""
 INSERT INTO fencepost_schema (part, version) VALUES ('{PART}', {len(STEPS)})
     ON DUPLICATE KEY UPDATE version = GREATEST(version, VALUES(version))"""
-_OLDEST = (10, 6)  # with SKIP LOCKED
+# With SKIP LOCKED and JSON_TABLE; and triggers that are made unless they are there.
+_OLDEST_MARIADB, _OLDEST_MYSQL = (10, 6, 0), (8, 0, 29)
 _FIND_SERVER = said("SELECT VERSION()")
 _FIND_VERSION = said(f"SELECT version FROM fencepost_schema WHERE part = '{PART}'")
 
@@ -59,16 +60,17 @@ def statements(done: int = 0) -> tuple[str, ...]:
 
 def refuse_other(version: str) -> None:
     """Raise if a server of that version lacks what the ledger relies on. Leases need less."""
-    found = re.search(r"(\d+)\.(\d+)\.\d+-MariaDB", version)
-    if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+    found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.(\d+)", version)
+    oldest = _OLDEST_MARIADB if "mariadb" in version.lower() else _OLDEST_MYSQL
+    if found is None or tuple(map(int, found.groups())) < oldest:
         raise StoreUnfit(
-            f"jobs need MariaDB 10.6 or newer, and this server is {version!r}: keep them in "
-            "another database, and the leases here if you like (leases=…)"
+            f"jobs need MariaDB 10.6 or MySQL 8.0.29 or newer, and this server is {version!r}: "
+            "keep them in another database, and the leases here if you like (leases=…)"
         )
 
 
 class MariaLedger(DraftLedger):
-    """Runs in the rows of one MariaDB database."""
+    """Runs in the rows of one MariaDB or MySQL database."""
 
     leases: MariaStore
     abilities = LedgerAbilities(durable=True, shared=True, transactional=True)

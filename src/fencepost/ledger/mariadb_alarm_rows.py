@@ -11,7 +11,7 @@ import hashlib
 from fencepost.ledger.draft_alarm_values import ALARM_FIELDS, GONE, KEEP_GONE, alarm_row
 from fencepost.ledger.draft_values import LEASE_FIELDS, SAME_TIME_US
 from fencepost.ledger.mariadb_alarm_schema import ALARM
-from fencepost.ledger.mariadb_columns import TEXT, WORD
+from fencepost.ledger.mariadb_columns import WORD
 from fencepost.ledger.mariadb_leases import EXTEND, HELD, STANDS
 from fencepost.ledger.mariadb_said import (
     NOW,
@@ -19,6 +19,7 @@ from fencepost.ledger.mariadb_said import (
     PACKED,
     assigned,
     digest,
+    each_of,
     inserted,
     listed,
     one_by_one,
@@ -42,7 +43,6 @@ _OF_LEASE = """LEFT JOIN fencepost_lease AS lease
     ON lease.namespace = :namespace AND lease.digest = alarm.lease_key"""
 _PLACE = "alarm.namespace = :namespace AND alarm.place = :place"
 _OF_KIND = f"alarm.namespace = :namespace AND alarm.shelf = {digest(':kind')}"
-_OF_EACH = f"alarm.namespace = :namespace AND alarm.shelf = {digest('known.kind')}"
 # By its key, whatever the server thinks of other ways: a row that is looked at is locked.
 _OF_PLACE = """STRAIGHT_JOIN fencepost_alarm AS alarm FORCE INDEX (PRIMARY)
     ON alarm.namespace = :namespace AND alarm.place = {}"""
@@ -107,20 +107,24 @@ SELECT {_WITH_LEASE}
  ORDER BY alarm.`key`""")
 
 # When one of some kinds is due, and whether any fires: each is one end of an index. To ask whether
-# there is one of ``fired > 0`` would walk over all those that are not.
-NEXT_DUE = said(f"""
-SELECT {NOW},
-       MIN((SELECT alarm.wake_at
-              FROM fencepost_alarm AS alarm FORCE INDEX (fencepost_alarm_armed)
-             WHERE {_OF_EACH} AND alarm.state = 'armed'
-             ORDER BY alarm.wake_at
-             LIMIT 1)),
-       MAX((SELECT alarm.fired
-              FROM fencepost_alarm AS alarm FORCE INDEX (fencepost_alarm_fired)
-             WHERE {_OF_EACH}
-             ORDER BY alarm.fired DESC
-             LIMIT 1)) > 0
-  FROM JSON_TABLE(:[kinds], '$[*]' COLUMNS (kind {TEXT} PATH '$')) AS known""")
+# there is one of ``fired > 0`` would walk over all those that are not. In so many words for each:
+# of a kind that comes from a row of another table MySQL would sort all alarms.
+NEXT_DUE = said(
+    each_of(
+        f"SELECT {NOW}, MIN(known.wake_at), MAX(known.fired) > 0 FROM ({{each}}) AS known",
+        """SELECT (SELECT alarm.wake_at
+          FROM fencepost_alarm AS alarm FORCE INDEX (fencepost_alarm_armed)
+         WHERE alarm.namespace = :namespace AND alarm.shelf = :#kind AND alarm.state = 'armed'
+         ORDER BY alarm.wake_at
+         LIMIT 1) AS wake_at,
+       (SELECT alarm.fired
+          FROM fencepost_alarm AS alarm FORCE INDEX (fencepost_alarm_fired)
+         WHERE alarm.namespace = :namespace AND alarm.shelf = :#kind
+         ORDER BY alarm.fired DESC
+         LIMIT 1) AS fired""",
+        kind="kinds",
+    )
+)
 
 _LISTED = f"""
    AND (:kind IS NULL OR alarm.shelf = {digest(":kind")})

@@ -24,7 +24,7 @@ from fencepost.world.mariadb_batch import (
     force_close,
     rendered,
 )
-from fencepost.world.mariadb_errors import MOVED, Trouble, fate, told
+from fencepost.world.mariadb_errors import Trouble, fate, has_moved, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,14 +43,20 @@ if TYPE_CHECKING:
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 _LONGEST = 31_536_000  # the server's own bound of all its limits, in seconds
 _XA_STATE = 1399  # a statement that the transaction's state does not allow
+_XA_UNDONE = frozenset({1402, 1613, 1614})  # MySQL says of each what has undone it
+_XA_TEMPORARY = 4091
 
 _WOULD_END_IT = (
-    "MariaDB refuses a statement that would end the transaction, and so its guard: leave BEGIN, "
+    "the server refuses a statement that would end the transaction, and so its guard: leave BEGIN, "
     "COMMIT and ROLLBACK to run.transaction(), and create, alter and drop tables outside of it"
 )
 _UNDONE = (
-    "MariaDB has undone the transaction, as one of a deadlock: let the error out of the block, and "
-    "have the whole block done again"
+    "the server has undone the transaction, as one of a deadlock: let the error out of the block, "
+    "and have the whole block done again"
+)
+_NO_TEMPORARY = (
+    "MySQL refuses temporary tables in run.transaction(), unless its xa_detach_on_prepare is OFF: "
+    "have it so, or make them elsewhere"
 )
 
 
@@ -207,11 +213,11 @@ class MariaJoined(Joined):
 
     def _why(self, error: pymysql.Error) -> Exception:
         """Return why the server has not done it."""
-        words = str(error.args[-1])
-        if MOVED in words:  # it was insisted in vain
+        if has_moved(error):
             return self._why_not_ours()
-        if error.args[0] == _XA_STATE:
-            return Misuse(_UNDONE if "ROLLBACK" in words else _WOULD_END_IT)
+        words = str(error.args[-1])
+        if (misused := _misused(error)) is not None:
+            return misused
         if fate(error) is not Trouble.REFUSED:
             return StoreUnavailable(f"nothing was committed to {self._server.address}: {words}")
         return told(error, str(self._server.address), self._server.address.user)
@@ -257,6 +263,15 @@ class MariaJoined(Joined):
 
 def _explain(error: pymysql.Error) -> None:
     """Raise what user code did wrong, if the server has refused to have its transaction ended."""
-    if error.args[0] == _XA_STATE:
-        ended = "ROLLBACK" in str(error.args[-1])
-        raise Misuse(_UNDONE if ended else _WOULD_END_IT) from error
+    misused = _misused(error)
+    if misused is not None:
+        raise misused from error
+
+
+def _misused(error: pymysql.Error) -> Misuse | None:
+    code, words = error.args[0], str(error.args[-1])
+    if code in _XA_UNDONE or (code == _XA_STATE and "ROLLBACK" in words):
+        return Misuse(_UNDONE)
+    if code == _XA_TEMPORARY:
+        return Misuse(_NO_TEMPORARY)
+    return Misuse(_WOULD_END_IT) if code == _XA_STATE else None

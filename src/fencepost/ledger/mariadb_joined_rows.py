@@ -13,17 +13,22 @@ from fencepost.ledger.mariadb_said import NOW, said
 # How long the commit waits for the run, and then for its lease, in seconds.
 SEALED_WITHIN = 4
 
-# Two of them only MariaDB knows. Locks of user code are waited for as the server has it, but not
-# for less time than it takes until whoever was stopped inside of a transaction has lost them.
+# MariaDB has a limit for a transaction in which nothing is asked, MySQL one for a session. That of
+# a statement is for SELECT only on MySQL, in milliseconds. Locks of user code are waited for as
+# the server has it, but not for less time than it takes until whoever was stopped inside of a
+# transaction has lost them.
 # What the last one may have changed on this session is as it was: under SERIALIZABLE a look locks.
 LIMITS = said(
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
     """
-SET SESSION innodb_lock_wait_timeout = GREATEST(@@GLOBAL.innodb_lock_wait_timeout, :patient)
-    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */""",
+SET SESSION innodb_lock_wait_timeout =
+        CAST(GREATEST(@@GLOBAL.innodb_lock_wait_timeout, :patient) AS UNSIGNED)
+    /*M!100300 , idle_transaction_timeout = :idle, max_statement_time = :longest */
+    /*!80000 , wait_timeout = :idle, max_execution_time = CAST(:longest * 1000 AS UNSIGNED) */""",
 )
 HURRY = said(f"""
-SET SESSION innodb_lock_wait_timeout = {SEALED_WITHIN} /*M!100300 , max_statement_time = 0 */""")
+SET SESSION innodb_lock_wait_timeout = {SEALED_WITHIN} /*M!100300 , max_statement_time = 0 */
+    /*!80000 , max_execution_time = 0 */""")
 
 # Which server this is: one that took over may know less, and may learn it later.
 _SERVER = "CONCAT_WS(':', @@hostname, @@port, @@server_id, @@datadir)"

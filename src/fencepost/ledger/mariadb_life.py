@@ -22,9 +22,8 @@ INSERT IGNORE INTO fencepost_life (id, incarnation, accepted_us, doubt)
 SELECT 1, LEFT(SHA2(CONCAT_WS(' ', RAND(), RAND(), UUID(), {NOW_US}, CONNECTION_ID()), 256), 32),
        0, ''"""
 
-_RUN = (
-    "namespace = :namespace AND job = :job AND slot = :slot AND manual = :manual AND rerun = :rerun"
-)
+_RUN = """namespace = :namespace
+                     AND job = :job AND slot = :slot AND `manual` = :manual AND rerun = :rerun"""
 
 # Beside which one it is: whether a commit is in it that was seen before, or later ones of the same
 # run: another claim, or a cancel that took its token. What is too old to be kept

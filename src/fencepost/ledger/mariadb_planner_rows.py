@@ -159,14 +159,14 @@ SELECT {SEEN_RUN}
 FIND_BEYOND = said(
     each_of(
         _OF_KEYS,
-        """SELECT job, slot, manual, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
- WHERE namespace = :namespace AND job = :job AND slot > :mark AND manual = 0""",
+        """SELECT job, slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
+ WHERE namespace = :namespace AND job = :job AND slot > :mark AND `manual` = 0""",
         job="jobs",
         mark="marks",
     )
 )
 
-_NEWEST = "ORDER BY slot DESC, manual DESC, rerun DESC"
+_NEWEST = "ORDER BY slot DESC, `manual` DESC, rerun DESC"
 _OF_JOB = f"""
 SELECT {SEEN_RUN}
   FROM fencepost_run AS run FORCE INDEX (PRIMARY)
@@ -175,14 +175,14 @@ SELECT {SEEN_RUN}
 FIND_NEWEST = said(
     each_of(
         _OF_KEYS,
-        f"""SELECT job, slot, manual, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
+        f"""SELECT job, slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
  WHERE namespace = :namespace AND job = :job {_NEWEST} LIMIT 1""",
         job="jobs",
     )
 )
 
 # The runs of a job around a slot, both ways.
-FIND_FROM = said(f"{_OF_JOB} AND run.slot >= :slot ORDER BY slot, manual, rerun LIMIT :most")
+FIND_FROM = said(f"{_OF_JOB} AND run.slot >= :slot ORDER BY slot, `manual`, rerun LIMIT :most")
 FIND_UP_TO = said(f"{_OF_JOB} AND run.slot <= :slot {_NEWEST} LIMIT :most")
 FIND_RERUN = said(f"""{_OF_JOB} AND run.slot = :slot AND run.manual = :manual
  ORDER BY run.rerun DESC
@@ -226,7 +226,7 @@ LAST_SPANS = said(
 
 FIND_BETWEEN = said("""
 SELECT 1 FROM fencepost_run
- WHERE namespace = :namespace AND job = :job AND slot > :first AND slot < :last AND manual = 0
+ WHERE namespace = :namespace AND job = :job AND slot > :first AND slot < :last AND `manual` = 0
  LIMIT 1""")
 
 PUT_SPANS = said(inserted("fencepost_span", SPAN_FIELDS, updates=["last", "at"]))
@@ -343,7 +343,7 @@ SELECT CONVERT(job USING utf8mb4)
 # What a retention of so many runs and so much time lets go, oldest first. By its slot, too, so
 # that the walk ends where the history begins that is young.
 _NEWEST_KEPT = f"""
-       (SELECT slot, manual, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
+       (SELECT slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
          WHERE namespace = :namespace AND job = :job {_NEWEST} LIMIT 1 OFFSET {{before}})"""
 FIND_FORGOTTEN = said(
     each_of(
@@ -352,16 +352,16 @@ SELECT {packed_row(RUN, RUN_KEY, of="old")}
   FROM ({{each}}) AS old
  ORDER BY old.job, old.slot, old.manual, old.rerun
  LIMIT :most""",
-        f"""SELECT job, slot, manual, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
+        f"""SELECT job, slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
  WHERE namespace = :namespace AND job = :job AND slot < {NOW} - :age
    AND ended_at > 0 AND {one_of("state", TERMINAL)}
    AND CASE WHEN state IN ('failed', 'timed_out')
        THEN ended_at < {NOW} - :age * 2
-            AND (slot, manual, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS * 2 - 1)}
+            AND (slot, `manual`, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS * 2 - 1)}
        ELSE ended_at < {NOW} - :age
-            AND (slot, manual, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS - 1)}
+            AND (slot, `manual`, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS - 1)}
        END
- ORDER BY slot, manual, rerun LIMIT :most""",
+ ORDER BY slot, `manual`, rerun LIMIT :most""",
         job="jobs",
     )
 )
@@ -369,7 +369,7 @@ SELECT {packed_row(RUN, RUN_KEY, of="old")}
 FORGET = tuple(
     said(f"""
 DELETE FROM {table}
- WHERE namespace = :namespace AND (job, slot, manual, rerun) IN :keys""")
+ WHERE namespace = :namespace AND (job, slot, `manual`, rerun) IN :keys""")
     for table in ("fencepost_run", "fencepost_event", "fencepost_count")
 )
 PRUNED = said(

@@ -59,7 +59,7 @@ OPEN_OFFICE = said("""
 INSERT IGNORE INTO fencepost_turn (namespace, place, name) VALUES (:namespace, 'office', '')""")
 
 KEY = """run.namespace = :namespace AND run.job = :job AND run.slot = :slot
-   AND run.manual = :manual AND run.rerun = :rerun"""
+   AND run.`manual` = :manual AND run.rerun = :rerun"""
 _KEY = KEY.replace("run.", "")
 
 COLUMNS = packed_row(RUN, RUN_FIELDS, of="run")
@@ -99,7 +99,9 @@ _REPORTED = "run.done = COALESCE(:done, run.done), run.total = COALESCE(:total, 
 
 
 _COUNTED = each_of(
-    """INSERT INTO fencepost_count (namespace, job, slot, manual, rerun, name, source, value) {each}
+    """
+INSERT INTO fencepost_count
+       (namespace, job, slot, `manual`, rerun, name, source, value) {each}
     ON DUPLICATE KEY UPDATE value = VALUES(value)""",
     """SELECT :namespace, :job, :slot, :manual, :rerun, :name, :source, :value
   FROM DUAL
@@ -176,7 +178,7 @@ UPDATE fencepost_run AS run
     _COUNTED,
     f"""
 INSERT INTO fencepost_event (namespace, {_EVENT_COLUMNS})
-SELECT namespace, job, slot, manual, rerun, beat_at, CASE state {_UNFINISHED} END, token, :holder,
+SELECT namespace, job, slot, `manual`, rerun, beat_at, CASE state {_UNFINISHED} END, token, :holder,
        COALESCE(error, '')
   FROM fencepost_run
  WHERE {_KEY} AND @fencepost_ours
@@ -199,7 +201,7 @@ UPDATE fencepost_run AS run
  WHERE {OURS} AND @fencepost_ours""",
     f"""
 INSERT INTO fencepost_event (namespace, {_EVENT_COLUMNS})
-SELECT namespace, job, slot, manual, rerun, beat_at, '{HANDED_OFF}', token, :holder, ''
+SELECT namespace, job, slot, `manual`, rerun, beat_at, '{HANDED_OFF}', token, :holder, ''
   FROM fencepost_run
  WHERE {_KEY} AND @fencepost_ours AND @fencepost_was <> '{HANDED_OFF}'""",
     f"SELECT @fencepost_ours FROM fencepost_run AS run WHERE {OURS}",

@@ -33,22 +33,25 @@ _CREATE_TURN = table(
 # what only some runs have is in columns that are NULL for all others: whether a run lives, under
 # which lock (by its digest: a name may be longer than an index can bear), from when on it waits.
 _LIVE = one_of("state", TABLE)
+# The newest transactions of user code that were committed for a run, should one not hear of it.
+_SEALED = "sealed VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT ''"
 _CREATE_RUN = table(
     "fencepost_run",
     RUN,
     "edition BIGINT NOT NULL DEFAULT 0",
+    _SEALED,
     f"""live VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin
         GENERATED ALWAYS AS (IF({_LIVE}, state, NULL)) STORED""",
     f"""live_lock CHAR(64) CHARACTER SET ascii COLLATE ascii_bin
         GENERATED ALWAYS AS (IF({_LIVE}, {digest("`lock`")}, NULL)) STORED""",
     f"""waits DOUBLE
         GENERATED ALWAYS AS (IF({one_of("state", WAITING)}, not_before, NULL)) STORED""",
-    "PRIMARY KEY (namespace, job, slot, manual, rerun)",
+    "PRIMARY KEY (namespace, job, slot, `manual`, rerun)",
     # The live runs of a lock, of which a slot has at most one.
-    "UNIQUE KEY fencepost_run_live (namespace, live_lock, job, slot, manual)",
+    "UNIQUE KEY fencepost_run_live (namespace, live_lock, job, slot, `manual`)",
     "KEY fencepost_run_of_job (namespace, live, job, slot)",
-    "KEY fencepost_run_waiting (namespace, waits, job, slot, manual, rerun)",
-    "KEY fencepost_run_by_slot (namespace, slot, job, manual, rerun)",
+    "KEY fencepost_run_waiting (namespace, waits, job, slot, `manual`, rerun)",
+    "KEY fencepost_run_by_slot (namespace, slot, job, `manual`, rerun)",
 )
 
 # An item is found by a digest of its scope and name, which may be longer than an index can bear.
@@ -61,14 +64,14 @@ _CREATE_ITEM = table(
 _CREATE_EVENT = table(
     "fencepost_event",
     {"id": "BIGINT NOT NULL AUTO_INCREMENT", **EVENT},
-    *("PRIMARY KEY (id)", "KEY fencepost_event_run (namespace, job, slot, manual, rerun)"),
+    *("PRIMARY KEY (id)", "KEY fencepost_event_run (namespace, job, slot, `manual`, rerun)"),
 )
 
 # What each source has counted so far; a counter's value is their sum.
 _CREATE_COUNT = table(
     "fencepost_count",
     COUNT,
-    "PRIMARY KEY (namespace, job, slot, manual, rerun, name, source)",
+    "PRIMARY KEY (namespace, job, slot, `manual`, rerun, name, source)",
 )
 
 _ALLOWED = "\n        OR ".join(
@@ -115,11 +118,9 @@ BEGIN
     SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'an event is never changed';
 END"""
 
-# The newest transactions of user code that were committed for a run, should one not hear of it.
-_ADD_SEALED = """
-ALTER TABLE fencepost_run
-  ADD COLUMN IF NOT EXISTS sealed VARCHAR(255) CHARACTER SET ascii COLLATE ascii_bin
-      NOT NULL DEFAULT ''"""
+# For tables from before there was such a column. MySQL never had them, and cannot say it like that.
+_ADD_SEALED = f"""
+ALTER TABLE fencepost_run /*M!100600 ADD COLUMN IF NOT EXISTS {_SEALED} */"""
 
 # Each is applied once, in order; what was released is never edited.
 STEPS: tuple[tuple[str, ...], ...] = (

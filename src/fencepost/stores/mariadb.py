@@ -57,6 +57,12 @@ def open_mariadb(world: World, address: str, *, namespace: str) -> MariaStore:
     return MariaStore(world, read_address(address), namespace=namespace)
 
 
+def open_mysql(world: World, address: str, *, namespace: str) -> MariaStore:
+    """Open ``mysql://user:password@host:3306/database``; the same, under the other name."""
+    named = read_address(address)._replace(kind="MySQL")
+    return MariaStore(world, named, namespace=namespace)
+
+
 def read_address(address: str) -> Address:
     """Return what follows ``mariadb://`` as values, or a sentence about what is wrong with it."""
     from urllib.parse import parse_qsl, unquote, urlsplit

@@ -41,7 +41,7 @@ _SCHEMES = {
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
     "mariadb": _MARIADB,
-    "mysql": _MARIADB,
+    "mysql": _MARIADB._replace(opener="open_mysql"),
     "redis": _REDIS,
     "valkey": _REDIS,
     "rediss": _REDIS._replace(opener="open_rediss"),

@@ -21,6 +21,7 @@ from fencepost.model.named import NamedTuple
 from fencepost.world.mariadb_batch import (
     Statement,
     Transaction,
+    bounds_of,
     force_close,
     is_quiet,
     rendered,
@@ -44,15 +45,16 @@ _MOST_SPARE = 4
 
 # Strict, so that nothing is cut short or rounded in silence; and the same on every server. A lock
 # is waited for one second, which is the least that can be said: less than a client's patience. Who
-# is stopped inside of a transaction loses it, and its locks, after three (MySQL cannot do that). A
+# is stopped inside of a transaction loses it, and its locks, after three (MySQL: ``bounds_of``). A
 # commit begins no other transaction: what comes next would be answered, and never committed. Long
-# lists stay lists: a join in their place would read, and lock, whatever else the table has.
+# lists stay lists: a join or a scan in their place would read, and lock, whatever else there is.
 _INIT = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,
     completion_type = 'NO_CHAIN'
     /*M!100300 , idle_transaction_timeout = 3 */
-    /*M!100318 , in_predicate_conversion_threshold = 0 */"""
+    /*M!100318 , in_predicate_conversion_threshold = 0 */
+    /*!80000 , range_optimizer_max_mem_size = 0 */"""
 
 
 class Address(NamedTuple):
@@ -67,9 +69,10 @@ class Address(NamedTuple):
     tls: str = "prefer"  # or off, require, verify
     ca: str = ""
     timeout: float = TIMEOUT
+    kind: str = "MariaDB"  # or MySQL: as whoever wrote the URL calls it
 
     def __str__(self) -> str:
-        return f"MariaDB at {self.socket or f'{self.host}:{self.port}'}/{self.database}"
+        return f"{self.kind} at {self.socket or f'{self.host}:{self.port}'}/{self.database}"
 
 
 class Answer(NamedTuple):
@@ -121,7 +124,7 @@ class MariaServer:
         """
 
         def whole(connection: Connection) -> T:
-            transaction = Transaction(connection)
+            transaction = Transaction(connection, bounds_of(connection))
             try:
                 result = work(transaction)
                 transaction.commit()
@@ -142,14 +145,17 @@ class MariaServer:
         """Run ``work`` inside of one transaction and commit it."""
 
         def whole(connection: Connection) -> T:
-            committing = False
+            committing, bounds = False, bounds_of(connection)
             try:
+                _said(connection, bounds.before)
                 connection.begin()
                 result = work(connection)
+                _said(connection, bounds.after)
                 committing = True
                 connection.commit()
             except FencepostError:
                 connection.rollback()
+                _said(connection, bounds.after)
                 raise
             except pymysql.Error as error:
                 if committing and fate(error) is not Trouble.PASSING:
@@ -358,6 +364,8 @@ class MariaServer:
                 wire = socket.socket(socket.AF_UNIX)
                 wire.settimeout(patience)
                 wire.connect(address.socket)
+                # MySQL asks there for the password itself, and takes a request for its key for it.
+                vars(connection).update(_secure=True)
             connection.connect(wire)
         except (pymysql.Error, OSError, RuntimeError, UnicodeError) as error:
             if wire is not None:
@@ -432,6 +440,11 @@ def _exchange(connection: Connection, text: str, values: Mapping[str, object]) -
     except pymysql.Error as error:  # the first one has been committed
         raise _Unheard from error
     return answers
+
+
+def _said(connection: Connection, texts: Sequence[str]) -> None:
+    for text in texts:
+        connection.query(text)
 
 
 def _socket(connection: Connection) -> Any:

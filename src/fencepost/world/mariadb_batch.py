@@ -96,22 +96,41 @@ def _template(text: str) -> str:
 
 
 class Bounds(NamedTuple):
-    """What begins a transaction, what commits it, and what undoes it."""
+    """What begins a transaction, what commits it, and what undoes it.
+
+    What is ``before`` and ``after`` goes along where more than one packet does: in between the
+    server waits for us.
+    """
 
     begin: tuple[str, ...] = ("START TRANSACTION",)
     commit: tuple[str, ...] = ("COMMIT",)
     undo: tuple[str, ...] = ("ROLLBACK",)
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
 
 
 _PLAIN = Bounds()
+
+# MySQL knows no limit of its own for a session that waits inside of a transaction. So there is one
+# for every session, while there is a transaction: who is stopped in it loses it, and its locks.
+_MYSQL = Bounds(
+    before=("SET SESSION wait_timeout = 3",), after=("SET SESSION wait_timeout = DEFAULT",)
+)
+
+
+def bounds_of(connection: Connection) -> Bounds:
+    """Return how transactions begin and end on a server: MariaDB, or else MySQL."""
+    version: str = connection.server_version  # type: ignore[attr-defined]
+    return _PLAIN if "mariadb" in version.lower() else _MYSQL
 
 
 class Transaction:
     """An open transaction; it begins with the first question, in the same packet."""
 
-    def __init__(self, connection: Connection, bounds: Bounds = _PLAIN) -> None:
+    def __init__(self, connection: Connection, bounds: Bounds) -> None:
         self._connection, self._bounds = connection, bounds
         self._begun = self._ended = False
+        self._waits = False  # whether the server waits for us in between
         self.committing = False  # whether a commit was sent
 
     def batch(
@@ -122,8 +141,9 @@ class Transaction:
         texts = [rendered(self._connection, *step) for step in steps]
         # A single statement is a transaction by itself.
         alone = last and not self._begun and sum(map(len, texts)) == 1
-        before = () if self._begun or alone else self._bounds.begin
-        after = self._bounds.commit if last and not alone else ()
+        at_once = last and sum(map(len, itertools.chain(*texts))) < _PACKET
+        before = () if self._begun or alone else self._opening(at_once=at_once)
+        after = self._closing() if last and not alone else ()
         packet = [*before, *(text for several in texts for text in several), *after]
         if not packet:
             return [Rows(()) for _ in steps]
@@ -142,7 +162,7 @@ class Transaction:
         """Commit, unless the last question did so already, or nothing was ever asked."""
         if self._begun and not self._ended:
             self._look_alive()
-            self._sent(list(self._bounds.commit), last=True)
+            self._sent(list(self._closing()), last=True)
             self._ended = True
 
     def roll_back(self) -> None:
@@ -150,9 +170,16 @@ class Transaction:
         if self._begun and not self._ended:
             self._ended = True
             try:
-                self._exchange(list(self._bounds.undo))
+                self._exchange([*self._bounds.undo, *self._bounds.after])
             except pymysql.Error:
                 force_close(self._connection)  # which undoes it as well
+
+    def _opening(self, *, at_once: bool) -> tuple[str, ...]:
+        self._waits = not at_once
+        return (*self._bounds.before, *self._bounds.begin) if self._waits else self._bounds.begin
+
+    def _closing(self) -> tuple[str, ...]:
+        return (*self._bounds.after, *self._bounds.commit) if self._waits else self._bounds.commit
 
     def _sent(self, texts: list[str], *, last: bool) -> list[Sequence[tuple[Any, ...]]]:
         """Send statements, the commit with the last packet if it is ``last``; return all rows."""

@@ -34,8 +34,9 @@ CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927,
 _PASSING = frozenset({1205, 1213, 3101, 4031, 2006})
 
 # How a transaction whose ground has moved is made to fail by a statement before its commit, without
-# a function of our own on the server: a number is too large, if something is not so.
-_OUT_OF_RANGE, MOVED = 1690, "exp(710"
+# a function of our own on the server: a number is too large, if something is not so. Both servers
+# repeat what it was, MySQL with brackets of its own.
+_OUT_OF_RANGE, _MOVED = 1690, ("exp(710", "exp((710")
 
 # Lost while waiting for the answer; and what a server may say after it has begun to commit.
 _UNKNOWN = frozenset({2013, 2027, 1026, 1030, 1105, 1180, 1196, 1598, 1927, 3100})
@@ -92,6 +93,12 @@ _REFUSALS: tuple[tuple[frozenset[int], type[Exception], str], ...] = (
 )
 
 
+# The driver can encrypt a password by itself, with another package; encryption of all is better.
+_NEEDS_TLS = (
+    "takes this user's password only over an encrypted connection: have the server offer TLS, and "
+    "leave out tls=off; or pip install 'pymysql[rsa]'"
+)
+
 _FULL_LOG = 1021  # also of the binary log, to which a COMMIT writes
 
 
@@ -100,11 +107,17 @@ def fate(error: pymysql.Error) -> Trouble:
     code = error.args[0] if error.args else 0
     if isinstance(error, pymysql.InterfaceError) and code == 0:  # closed before it was sent
         return Trouble.PASSING
-    if code in _PASSING or (code == _OUT_OF_RANGE and MOVED in str(error.args[-1])):
+    if code in _PASSING or has_moved(error):
         return Trouble.PASSING
     if code in _UNKNOWN or not isinstance(code, int):  # or the answer made no sense
         return Trouble.UNKNOWN
     return Trouble.REFUSED
+
+
+def has_moved(error: pymysql.Error) -> bool:
+    """Say whether something was insisted on in vain: it is not as it was read."""
+    words = str(error.args[-1]) if error.args else ""
+    return error.args[:1] == (_OUT_OF_RANGE,) and any(moved in words for moved in _MOVED)
 
 
 def kept_from_committing(error: pymysql.Error) -> bool:
@@ -121,7 +134,8 @@ def told(error: Exception, where: str, user: str, *, connecting: bool = False) -
     code = error.args[0] if error.args else 0
     words = str(error.args[-1]) if error.args else repr(error)
     if isinstance(error, (RuntimeError, UnicodeError)):  # an extra of the driver, a host's name
-        return StoreUnfit(f"{where} cannot be used: {words}")
+        unfit = _NEEDS_TLS if "cryptography" in words else f"cannot be used: {words}"
+        return StoreUnfit(f"{where} {unfit}")
     original = getattr(error, "original_exception", error)
     if isinstance(original, ssl.SSLCertVerificationError):
         return StoreUnfit(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from servers.etcd import Etcd, EtcdCluster
 from servers.mariadb import MariaDB
+from servers.mysql import MySQL
 from servers.objects import Seaweed
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres
@@ -19,6 +20,7 @@ __all__ = [
     "Etcd",
     "EtcdCluster",
     "MariaDB",
+    "MySQL",
     "PgBouncer",
     "Postgres",
     "Running",

@@ -21,6 +21,7 @@ class MariaDB(Running):
     """A server of our own, with its log flushed at each commit."""
 
     in_memory = True
+    scheme = "mariadb"
     settings: Sequence[str] = ()
     before: Sequence[str] = ()  # words before its program: what it is run by
 
@@ -88,9 +89,12 @@ class MariaDB(Running):
             return False
         return True
 
-    def url(self, database: str = "test") -> str:
-        """Return where fencepost finds it."""
-        return f"mariadb://post:secret@127.0.0.1:{self.port}/{database}"
+    def url(
+        self, database: str = "test", *, port: int = 0, who: str = "post:secret", options: str = ""
+    ) -> str:
+        """Return where fencepost finds it, also behind another port, or as somebody else."""
+        more = f"?{options}" if options else ""
+        return f"{self.scheme}://{who}@127.0.0.1:{port or self.port}/{database}{more}"
 
     def run(self, statement: str, *, database: str | None = None) -> Sequence[tuple[object, ...]]:
         """Run a statement as its administrator."""

@@ -1,0 +1,98 @@
+"""MySQL: Debian's, unpacked, with all libraries of its own, down to that of C."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pymysql
+
+from servers.mariadb import MariaDB
+from servers.running import as_nobody, give_to_nobody
+from servers.where import UNPACKED, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_HOME = UNPACKED / "mysql"
+# What a server begins with: made once, by whoever needs it first, and copied for each.
+_MADE = _HOME / "made"
+
+
+class MySQL(MariaDB):
+    """A server of our own, with its log flushed at each commit."""
+
+    scheme = "mysql"
+    encrypts = True
+
+    def prepare(self) -> None:
+        """Copy the data folder that every server begins with."""
+        if not (_HOME / "usr/sbin/mysqld").exists():
+            missing("MySQL", "mysql-server-core")
+        if not _MADE.exists():
+            _make()
+        self.temporary.mkdir()
+        shutil.copytree(_MADE, self.data)
+        give_to_nobody(self.folder)
+
+    def command(self) -> Sequence[str]:
+        """Return the words that start it."""
+        return as_nobody(
+            [
+                *(*self.before, *_program(self.data)),
+                *(f"--socket={self.socket}", f"--port={self.port}", "--bind-address=127.0.0.1"),
+                *(f"--pid-file={self.folder}/pid", f"--tmpdir={self.temporary}"),
+                *("--innodb-flush-log-at-trx-commit=1", "--max-connections=300"),
+                *("--skip-name-resolve", "--secure-file-priv=NULL", "--mysqlx=OFF"),
+                *("--innodb-buffer-pool-size=64M", "--performance-schema=OFF"),
+                *("--disable-log-bin", *self.settings),
+            ]
+        )
+
+    def environment(self) -> Mapping[str, str]:
+        """Return nothing: its loader is told where its libraries are."""
+        return {}
+
+    def ready(self) -> bool:
+        """Say whether it takes statements; have it know the password of who comes over loopback.
+
+        Whom it has seen once, over an encrypted connection, it knows by a digest from then on.
+        """
+        if not super().ready():
+            return False
+        if self.encrypts:
+            who = pymysql.Connection(
+                host="127.0.0.1", port=self.port, user="post", password="secret", ssl={"ssl": True}
+            )
+            who.close()
+        return True
+
+
+def _program(data: Path) -> list[str]:
+    [loader] = _HOME.glob("usr/lib/*-linux-gnu/ld-linux*.so.*")
+    return [
+        *(str(loader), "--library-path", str(loader.parent), f"{_HOME}/usr/sbin/mysqld"),
+        *("--no-defaults", f"--basedir={_HOME}/usr", f"--lc-messages-dir={_HOME}/usr/share/mysql"),
+        *(f"--datadir={data}", "--innodb-redo-log-capacity=16M"),
+    ]
+
+
+def _make() -> None:
+    """Make what a server begins with; of those who do so at once one is in time."""
+    with tempfile.TemporaryDirectory(dir=_HOME) as folder:
+        os.chmod(folder, 0o711)
+        data = Path(folder) / "data"
+        data.mkdir()
+        give_to_nobody(data)
+        words = [*_program(data), "--initialize-insecure", "--innodb-buffer-pool-size=64M"]
+        subprocess.run(as_nobody(words), check=True, capture_output=True, cwd=data)
+        (data / "auto.cnf").unlink()  # each is another server
+        try:
+            data.rename(_MADE)
+        except OSError:
+            if not _MADE.exists():
+                raise
