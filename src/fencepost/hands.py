@@ -23,10 +23,15 @@ STUCK = 0.02
 
 
 class Hands:
-    """At most ``size`` threads, started when they are needed."""
+    """At most ``size`` threads, started when they are needed.
 
-    def __init__(self, size: int, carry_out: Callable[[Any], None]) -> None:
-        self._size, self._carry_out = size, carry_out
+    Before each takes a piece of work it stands back for as long as ``stand_back`` takes.
+    """
+
+    def __init__(
+        self, size: int, carry_out: Callable[[Any], None], stand_back: Callable[[], None]
+    ) -> None:
+        self._size, self._carry_out, self._stand_back = size, carry_out, stand_back
         self._pile: deque[tuple[str, Any]] = deque()
         self._lengths: dict[str, float] = {}  # of each kind, how long it took of late
         self._turn = threading.Lock()
@@ -98,6 +103,7 @@ class Hands:
     def _work(self) -> None:
         while self._calls.get():
             while True:
+                self._stand_back()
                 with self._turn:
                     if not self._pile:
                         self._awake -= 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from functools import partial
 from queue import Empty, SimpleQueue
 
 from fencepost.errors import FencepostError, RunLost
-from fencepost.flows.serve import Office, Told
+from fencepost.flows.serve import Office
 from fencepost.hands import STUCK, Hands
 from fencepost.holding import HOST
 from fencepost.ledger.api import Attempt, Report
@@ -23,6 +22,7 @@ from fencepost.model.run import State
 from fencepost.version import VERSION
 from fencepost.working import Terms
 from fencepost.world.flow import finish
+from fencepost.world.precedence import Precedence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,11 +156,16 @@ def _tzdata() -> str:
 class Parked:
     """Where the flow of an attempt waits, at the cost of nothing, until its end is recorded."""
 
-    __slots__ = ("end", "flow")
-    flow: Coroutine[Any, Any, Any]  # the one that waits here, as who drives it knows
+    __slots__ = ("crew", "end", "flow")
+    crew: ThreadCrew  # which drives it
+    flow: Coroutine[Any, Any, Any]  # the one that waits here
 
     def __init__(self, attempt: Attempt, settled: Settled, report: Report) -> None:
         self.end = End(attempt, settled, report)
+
+    def answer(self, answer: RunRecord | RunLost) -> None:
+        """Let the flow go on."""
+        self.crew.go_on(self, answer)
 
     def __await__(self) -> Generator[Parked, RunRecord | RunLost, RunRecord]:
         answer = yield self
@@ -174,7 +179,8 @@ class ThreadCrew:
 
     def __init__(self, serving: Serving, working: Working, world: World, *, size: int) -> None:
         self._serving, self._working, self._world, self._size = serving, working, world, size
-        self._hands = Hands(size, self._work)
+        self._precedence = Precedence()  # of the one who serves
+        self._hands = Hands(size, self._work, self._precedence.stand_back)
         self._asks = self._stopped  # bound once, and not for each of many runs
         # Of all that can wake a thread, this alone may be used by a handler of signals.
         self._ends: SimpleQueue[Parked | None] = SimpleQueue()
@@ -221,11 +227,12 @@ class ThreadCrew:
         self._stale_at = min(self._stale_at, _stale_at((begun, sent)))
         self._hands.give(begun.template, (begun, sent))
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[Parked]:
         """Take the ends that were told since the last time."""
+        self._precedence.take()
         given_back = self._give_back()
         self._take(0.0)
-        taken = [Told(parked.end, partial(self._go_on, parked)) for parked in self._parked]
+        taken = list(self._parked)
         self._parked.clear()
         now = self._world.clocks.boottime()
         passed = max(now - self._paced_at, 1e-4)
@@ -234,7 +241,7 @@ class ThreadCrew:
         elif taken or passed > 1:
             pace = len(taken) / passed
             if pace > self._pace:  # step by step: a few that were short prove little
-                self._pace = min(pace, 4 * (self._pace + self._size))
+                self._pace = min(pace, 8 * (self._pace + self._size))
             else:
                 self._pace += (pace - self._pace) * min(1.0, passed / 0.5)
             self._paced_at = now
@@ -265,6 +272,7 @@ class ThreadCrew:
 
     async def rest(self, seconds: float) -> None:
         """Wait until an end is told or a stop is asked for."""
+        self._precedence.leave()
         if self._moved:  # there is room that was not there before
             self._moved, seconds = False, 0.0
         if self._hands.waits():
@@ -307,6 +315,7 @@ class ThreadCrew:
 
     def dismiss(self) -> None:
         """Let the threads end. What still runs, as nobody serves any more, is recalled."""
+        self._precedence.leave()
         with self._turn:
             self._dismissed = True
             left = list(self._open.values())
@@ -346,7 +355,7 @@ class ThreadCrew:
         if os.getpid() != self.pid:  # a body has forked, and its child came back here
             os._exit(0 if error is None else 1)
         if parked is not None:
-            parked.flow = flow
+            parked.crew, parked.flow = self, flow
             self._told_of(parked)
             return
         if error is not None:
@@ -369,7 +378,8 @@ class ThreadCrew:
         else:
             self._ends.put(parked)
 
-    def _go_on(self, parked: Parked, answer: RunRecord | RunLost) -> None:
+    def go_on(self, parked: Parked, answer: RunRecord | RunLost) -> None:
+        """Let the flow go on of an attempt whose end is on record; once."""
         with self._turn:
             if self._open.pop(parked.end.attempt.nonce, None) is None:
                 return

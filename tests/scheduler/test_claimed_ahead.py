@@ -97,7 +97,7 @@ def test_work_that_is_withdrawn_is_never_carried_out() -> None:
         if work == 4:
             ended.set()
 
-    hands = Hands(1, carry_out)
+    hands = Hands(1, carry_out, lambda: None)
     for number in range(5):
         hands.give("kind", number)
         assert began.wait(30)

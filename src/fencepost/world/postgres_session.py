@@ -20,6 +20,7 @@ from psycopg.types.string import ByteaLoader, TextLoader
 
 from fencepost.model.named import NamedTuple, Protocol
 from fencepost.world.postgres_told import Refusal, told_of_connecting
+from fencepost.world.precedence import waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,28 +168,34 @@ class Session:
         as a ``Refusal``, and nothing of the batch has happened.
         """
         conn = self._conn
-        for statement, _ in steps:
-            if self._prepares(statement) and statement.number not in self._prepared:
-                self._prepare(statement, end)
+        encoded = [_encoded(statement, values) for statement, values in steps]
+        parts: list[Statement | None] = []  # of what is sent: a statement to plan, or one to do
         try:
             conn.enter_pipeline_mode()
-            for statement, values in steps:
-                encoded = _encoded(statement, values)
-                if self._prepares(statement):
-                    conn.send_query_prepared(statement.name, encoded)
+            for (statement, _), values in zip(steps, encoded, strict=True):
+                if not self._prepares(statement):
+                    conn.send_query_params(statement.within(self._schema), values)
                 else:
-                    conn.send_query_params(statement.within(self._schema), encoded)
+                    if statement.number not in self._prepared and statement not in parts:
+                        conn.send_prepare(statement.name, statement.within(self._schema))
+                        parts.append(statement)
+                    conn.send_query_prepared(statement.name, values)
+                parts.append(None)
             conn.pipeline_sync()
             self._flush(end)
-            results = self._pipelined(len(steps), end)
+            results = self._pipelined(len(parts), end)
             if not _is_last_word(results[-1]):
                 conn.exit_pipeline_mode()
         except Error as error:
             raise self._cut(str(error)) from error
-        for result in results:
-            if result.status not in _DONE and result.status != pq.ExecStatus.PIPELINE_ABORTED:
+        for part, result in zip(parts, results, strict=False):
+            if result.status in _DONE:
+                if part is not None:
+                    self._prepared.add(part.number)  # also if what it was for was refused
+            elif result.status != pq.ExecStatus.PIPELINE_ABORTED:
                 self._answer(result)  # raises: this one is why the rest was not done
-        return [self._answer(result) for result in results]
+        done = zip(parts, results, strict=True)
+        return [self._answer(result) for part, result in done if part is None]
 
     def heard(self) -> list[str]:
         """Return what was said since the last time on a channel that this session listens to.
@@ -287,7 +294,9 @@ class Session:
 
     def _wait(self, poll: Poller, end: float) -> None:
         left = end - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
+        with waiting():
+            comes = left > 0 and poll.poll(left * 1000)
+        if not comes:
             raise self._cut("it did not answer in time")
 
     def _cut(self, why: str, *, sent: bool = True) -> Cut:
