@@ -90,7 +90,7 @@ class _Entered:
         self._requests_before = task.cancelling()
         self._armed = True
         self._cancelled = False
-        lease.hold.on_loss.append(self._from_any_thread)
+        lease.hold.on_loss += (self._from_any_thread,)
         self._timer = self._loop.call_later(lease.remaining(), self._look)
 
     def disarm(self) -> bool:

@@ -94,7 +94,7 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
             loop.call_soon_threadsafe(stop)
 
     course.on_stop += (from_any_thread,)
-    course.hold.on_loss.append(from_any_thread)
+    course.hold.on_loss += (from_any_thread,)
     left = course.left()
     timer = None if left is None else loop.call_later(left, stop)
 

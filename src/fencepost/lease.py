@@ -25,7 +25,7 @@ class LostSignal(threading.Event):
     def __init__(self, hold: Hold, *, boottime: Callable[[], float]) -> None:
         super().__init__()
         self._hold, self._boottime, self._pid = hold, boottime, os.getpid()
-        hold.on_loss.append(self.set)
+        hold.on_loss += (self.set,)
 
     def is_set(self) -> bool:
         """Say whether the lease is lost by now. To a forked child it is: it never had it."""

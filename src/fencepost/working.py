@@ -342,8 +342,8 @@ class Working:
             if terms.stopped is not None and terms.stopped() is not None:
                 ended = await conclude(doors, course, RELEASED, emit=emit)
             else:
-                body = partial(self._body if self._gate is None else self._gated, job, terms.begun)
-                ended = await attempt(doors, course, body, emit=emit)
+                body = self._body if self._gate is None else self._gated
+                ended = await attempt(doors, course, partial(body, job, terms.begun), emit=emit)
         finally:
             self._active -= 1
             self.courses.pop(hold.nonce, None)

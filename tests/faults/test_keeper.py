@@ -223,7 +223,7 @@ def test_the_loss_of_a_short_lease_is_told_while_many_long_ones_are_asked_for_in
         hold = Hold(granted, nonce=f"{number}", ttl=ttl, max_hold=None, emit=emit)
         hold.beats_by(beat)
         hold.next_try = began
-        hold.on_loss.append(lambda: told.append(len(asked)))
+        hold.on_loss += (lambda: told.append(len(asked)),)
         charges.add(hold)
     finish(keep(world, MemoryStore(world), charges, emit=emit))
     assert told

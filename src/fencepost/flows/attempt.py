@@ -66,6 +66,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
     try:
         course.check()  # it may have waited for its turn for longer than its lease
         result = await body(course)
+        del body  # for many at once may wait for their ends to be on record
     except (Exception, SystemExit) as error:
         if course.foreign():
             raise

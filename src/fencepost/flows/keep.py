@@ -66,7 +66,7 @@ class Hold:
         self.released = granted is None  # there is nothing to give back yet
         self.why_lost: str | None = None
         self.owner: object = None  # the thread or task that must not wait for itself
-        self.on_loss: list[Callable[[], None]] = []
+        self.on_loss: tuple[Callable[[], None], ...] = ()
         # How a run renews: it has more to tell than that it lives, and hears if it is cancelled.
         self.beat: Callable[[LeaseStore, float], Flow[Grant]] | None = None
         # Since when our own write transaction keeps everybody else out: nobody can take the lease.

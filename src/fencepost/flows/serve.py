@@ -42,8 +42,19 @@ class Pace(NamedTuple):
     look: float = LOOK
 
 
+class Telling(Protocol):
+    """Who has told how an attempt ended, and waits for that to be on record."""
+
+    @property
+    def end(self) -> End:
+        """What was told."""
+
+    def answer(self, answer: RunRecord | RunLost, /) -> None:
+        """Take the run as it is now, or why the end was not recorded."""
+
+
 class Told(NamedTuple):
-    """An end that an attempt told, and how to answer it."""
+    """An end that was told, with what takes the answer."""
 
     end: End
     answer: Callable[[RunRecord | RunLost], None]
@@ -69,7 +80,7 @@ class Crew(Protocol):
     def begin(self, begun: Begun, sent: float) -> None:
         """Have an attempt carried out."""
 
-    def told(self) -> list[Told]:
+    def told(self) -> Sequence[Telling]:
         """Take the ends that were told since the last time."""
 
     async def rest(self, seconds: float) -> None:
@@ -100,7 +111,7 @@ class _Serving:
         self._planner, self._clock = doors.ledger.planner, doors.world.clocks.boottime
         self._attend_at = self._sweep_at = self._clock()
         self._prune_at = self._clock() + _PRUNE * doors.world.dice()
-        self._told: list[Told] = []
+        self._told: list[Telling] = []
         self._ask: Ask | None = None  # one whose answer was lost
         self._announced = 0
         self._left: Place | None = None  # how far the last tick came, if not to the end

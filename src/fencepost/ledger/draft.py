@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fencepost.model.lease import Holder
     from fencepost.model.slot import RunKey
 
-    Slots = tuple[float, float, bool]  # from the first to the last; or only those of the schedule
+    Slots = tuple[float, float]  # from the first to the last
 
 
 class Draft:
@@ -55,12 +55,13 @@ class Draft:
         self.now = 0.0
         self.committed = False
         self._runs: dict[RunKey, RunRecord | None] = {}
-        self._read: dict[RunKey, tuple[RunRecord, str]] = {}  # as they were, and which version
-        self._by_lock: dict[str, set[RunKey]] = {}
-        self._by_job: dict[str, set[RunKey]] = {}
+        self._read: dict[RunKey, RunRecord] = {}  # as they were
+        self._versions: dict[RunKey, str] = {}
+        self._by_name: dict[str, set[RunKey]] = {}  # of a job, and of a lock: mostly named alike
         self._whole_locks: set[str] = set()  # of which every live run is here
         self._whole_jobs: set[str] = set()
         self._whole_slots: dict[str, list[Slots]] = {}
+        self._whole_from: dict[str, int] = {}  # after which slot all of a job's schedule is here
         self._leases: dict[str, DraftLease | None] = {}
         self._leases_read: dict[str, DraftLease] = {}
         self._leases_changed: dict[str, None] = {}
@@ -70,7 +71,8 @@ class Draft:
         self._freed: dict[str, RunKey] = {}  # which run has left a lease
         self._left: dict[str, str] = {}  # and by which nonce it was held
         self._jobs: dict[str, JobRecord | None] = {}
-        self._jobs_read: dict[str, tuple[JobRecord, str]] = {}
+        self._jobs_read: dict[str, JobRecord] = {}
+        self._job_versions: dict[str, str] = {}
         self._events: list[RunEvent] = []
         self.awaited: set[RunKey] = set()  # runs that something begins to wait for
         self._counts: dict[tuple[RunKey, str, str], int] = {}
@@ -124,9 +126,8 @@ class Draft:
         found = []
         for row in rows:
             run = run_of(row)
-            before, _ = self._read.get(run.key, (None, ""))
-            if self._runs.get(run.key) == before:  # nothing was decided about it yet
-                self._read[run.key] = (run, row[-1])
+            if self._runs.get(run.key) == self._read.get(run.key):  # nothing was decided yet
+                self._read[run.key], self._versions[run.key] = run, row[-1]
                 self._keep(run)
             found.append(run)
         for key in keys:
@@ -140,8 +141,8 @@ class Draft:
         for number, *facts in rows:
             attempt, settled, _ = ending[number - 1]
             run = ended(attempt, settled, *facts)
-            self._read[run.key] = (run, "")  # what is over is never written again
-            self._keep(run)
+            # What is over is never written again, and what asks for it by its lock or job reads it.
+            self._runs[run.key] = self._read[run.key] = run
 
     def live_of(self, locks: Iterable[str]) -> Step:
         """Return what reads every live run of some locks."""
@@ -178,10 +179,10 @@ class Draft:
         """Keep jobs that were read."""
         for row in rows:
             job = job_of(row)
-            before, _ = self._jobs_read.get(job.job, (None, ""))
-            if self._jobs.get(job.job) == before:
-                self._jobs_read[job.job] = (job, row[-1])
-                self._jobs[job.job] = job
+            name = job.job
+            if self._jobs.get(name) == self._jobs_read.get(name):
+                self._jobs[name] = self._jobs_read[name] = job
+                self._job_versions[name] = row[-1]
         for name in names:
             self._jobs.setdefault(name, None)
 
@@ -196,18 +197,23 @@ class Draft:
 
     def has_slot(self, key: RunKey) -> bool:
         """Say whether all runs of a slot are here, if there are any."""
-        return any(
-            first <= key.slot <= last and not (scheduled and key.manual)
-            for first, last, scheduled in self._whole_slots.get(key.job, ())
-        )
+        mark = self._whole_from.get(key.job)
+        if mark is not None and key.slot > mark and not key.manual:
+            return True
+        several = self._whole_slots.get(key.job)
+        return several is not None and any(first <= key.slot <= last for first, last in several)
 
-    def took_slots(self, job: str, first: float, last: float, *, scheduled: bool = False) -> None:
-        """Keep in mind that all runs of these slots are here, or all of the schedule's."""
-        self._whole_slots.setdefault(job, []).append((first, last, scheduled))
+    def took_slots(self, job: str, first: float, last: float) -> None:
+        """Keep in mind that all runs of these slots are here."""
+        self._whole_slots.setdefault(job, []).append((first, last))
+
+    def took_beyond(self, job: str, mark: int) -> None:
+        """Keep in mind that all runs of its schedule are here after the slot ``mark``."""
+        self._whole_from[job] = min(mark, self._whole_from.get(job, mark))
 
     def of_job(self, job: str) -> list[RunRecord]:
         """Return all runs of a job that are here, by key."""
-        runs = (self._runs[key] for key in sorted(self._by_job.get(job, ())))
+        runs = (self._runs[key] for key in sorted(self._by_name.get(job, ())) if key.job == job)
         return [run for run in runs if run is not None]
 
     def here(self) -> list[RunRecord]:
@@ -219,7 +225,7 @@ class Draft:
         if lock not in self._whole_locks:
             (rows,) = self.ask([self.live_of([lock])])
             self.took_runs(rows, locks=[lock])
-        here = self._by_lock.get(lock)
+        here = self._by_name.get(lock)
         return self._alive(here, lambda run: run.lock == lock) if here else []
 
     def live_of_job(self, job: str) -> list[RunRecord]:
@@ -227,7 +233,7 @@ class Draft:
         if job not in self._whole_jobs:
             (rows,) = self.ask([self.live_of_jobs([job])])
             self.took_runs(rows, jobs=[job])
-        return self._alive(self._by_job.get(job, ()), lambda _: True)
+        return self._alive(self._by_name.get(job, ()), lambda run: run.key.job == job)
 
     def knows_job(self, name: str) -> bool:
         """Say whether a job was read, or looked for in vain."""
@@ -301,9 +307,14 @@ class Draft:
 
     def _keep(self, run: RunRecord) -> None:
         assert not self.committed, "nothing is decided after the commit"
-        self._runs[run.key] = run
-        self._by_lock.setdefault(run.lock, set()).add(run.key)
-        self._by_job.setdefault(run.key.job, set()).add(run.key)
+        key = run.key
+        self._runs[key] = run
+        for name in (key.job,) if key.job == run.lock else (key.job, run.lock):
+            here = self._by_name.get(name)
+            if here is None:
+                self._by_name[name] = {key}
+            else:
+                here.add(key)
 
     def put_job(self, job: JobRecord) -> None:
         """Keep a job as it is now."""
@@ -395,13 +406,13 @@ class Draft:
         begun: list[RunRecord] = []
         made: list[RunRecord] = []
         moved = []
-        for key in sorted(key for key, run in self._runs.items() if run is not None):
+        for key in sorted(key for key, run in self._runs.items() if run is not self._read.get(key)):
             run, before = self._runs[key], self._read.get(key)
-            assert run is not None, "just seen"
+            assert run is not None, "what is here once is not forgotten"
             if before is None:
                 (begun if self.usual.has_begun(run) else made).append(run)
-            elif run != before[0]:
-                moved.append((run_row(run), before[1]))
+            elif run != before:
+                moved.append((run_row(run), self._versions[key]))
         return [
             *self.moved(self._sql.UPDATE, moved),
             *self.rows(self._sql.INSERT, [run_row(run) for run in made]),
@@ -444,14 +455,14 @@ class Draft:
         made, moved, passed = [], [], []
         for name in sorted(self._jobs):
             job, before = self._jobs[name], self._jobs_read.get(name)
-            if job is None or (before is not None and job == before[0]):
+            if job is None or job is before or job == before:
                 continue
             if before is None:
                 made.append(job._asdict())
-            elif self.usual.has_passed(job, before[0]):
-                passed.append((job, before[1]))
+            elif self.usual.has_passed(job, before):
+                passed.append((job, self._job_versions[name]))
             else:
-                moved.append((job._asdict(), before[1]))
+                moved.append((job._asdict(), self._job_versions[name]))
         return [
             *self.usual.passed(passed),
             *self.moved(self._sql.UPDATE_JOBS, moved),

@@ -118,9 +118,7 @@ class DraftDesk(LaneShelf):
         draft, names = self._draft, sorted(set(jobs))
         if not names:
             return
-        needs = {name: self._needs.get(name) or (name, [name]) for name in names}
-        locks = sorted({lock for lock, _ in needs.values()} - self._turns - self._busy)
-        leases = sorted({lease for _, several in needs.values() for lease in several})
+        locks, leases = self._needed(names)
         space = {"namespace": self._namespace}
         unknown = [name for name in names if not draft.knows_job(name)]
         known = [job for name in names if draft.knows_job(name) and (job := draft.job(name))]
@@ -145,7 +143,7 @@ class DraftDesk(LaneShelf):
         runs = draft.took_runs(live, locks=ours) + draft.took_runs(live_of, jobs=names)
         draft.took_runs(beyond)
         for job in known:
-            draft.took_slots(job.job, job.watermark + 1, float("inf"), scheduled=True)
+            draft.took_beyond(job.job, job.watermark)
         draft.took_runs(newest)
         self._newest.update(paced)
         for *row, ran in spans:
@@ -153,6 +151,14 @@ class DraftDesk(LaneShelf):
         for job in known:
             self._spans.setdefault(job.job, None)
         draft.took_leases(held, names=[*leases, *(run.lease for run in runs)])
+
+    def _needed(self, names: list[str]) -> tuple[list[str], list[str]]:
+        """Return the locks to have and the leases to read: a job mostly needs those of its name."""
+        others = [self._needs[name] for name in names if name in self._needs]
+        plain = {name for name in names if name not in self._needs} if others else set(names)
+        locks = plain.union(lock for lock, _ in others) - self._turns - self._busy
+        leases = plain.union(lease for _, several in others for lease in several)
+        return sorted(locks), sorted(leases)
 
     # What is due.
 
@@ -361,7 +367,8 @@ class DraftDesk(LaneShelf):
         if want.lock in self._busy or not draft.is_free(want.key, want.lock):
             return None
         run, grant = draft.begin_run(want)
-        draft.put_job(job.passed(due.watermark, due.next_due, due.owed))
+        planned = due.planned
+        draft.put_job(job.passed(planned.watermark, planned.next_due, planned.owed))
         return Claimed(Verdict.GO, run, grant)
 
     def _have(self, wants: Sequence[Want]) -> None:

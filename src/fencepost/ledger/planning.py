@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fencepost.model.cohort import Cohort
     from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.ending import Settled
-    from fencepost.model.plan import Past, Span
+    from fencepost.model.plan import Past, Plan, Span
     from fencepost.model.run import RunEvent, RunRecord
     from fencepost.model.schedule import Schedule
     from fencepost.model.slot import RunKey
@@ -88,12 +88,11 @@ class Asked(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A slot that is due, and where its job stands once that is claimed."""
+    """A slot that is due, its job, and where that stands once the slot is claimed."""
 
     want: Want
-    watermark: int
-    next_due: float | None
-    owed: int
+    job: JobRecord
+    planned: Plan
 
 
 class Place(NamedTuple):

@@ -94,7 +94,8 @@ class SqliteBatches:
             want = due.want
             ttl_us = int(want.policy.lease * 1e6)
             values += (want.key.job, want.key.slot, want.lock, token, want.holder.nonce)
-            values += (want.trigger, now_us + ttl_us, ttl_us, want.epoch, *due[1:])
+            values += (want.trigger, now_us + ttl_us, ttl_us, want.epoch)
+            values += (due.planned.watermark, due.planned.next_due, due.planned.owed)
         before = db.total_changes  # which counts what triggers do, as a row count does not
         db.execute(_CLAIM[len(slots)], values)
         all_of_them = db.total_changes - before == _CLAIM_CHANGES * len(slots)

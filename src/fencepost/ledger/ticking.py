@@ -59,7 +59,7 @@ class _Tick:
         self._full = False
         self._asked = self._past_room = self._unknown = 0
         self._left: Place | None = None
-        self._batch: list[tuple[JobRecord, Plan, Want]] = []  # to be claimed at once
+        self._batch: list[Due] = []  # to be claimed at once
         self._batch_locks: set[str] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}  # of what is due alike
 
@@ -306,7 +306,7 @@ class _Tick:
         if want is None:
             return  # somebody else knows the job, or it will be an orphan
         if self._is_usual(planned, want):
-            self._batch.append((job, planned, want))
+            self._batch.append(Due(want, job, planned))
             self._batch_locks.add(want.lock)
             return
         if want.lock in self._batch_locks:  # who was due before us has its turn before us
@@ -326,15 +326,11 @@ class _Tick:
         """Claim what was gathered; what cannot be had just so is decided one by one."""
         batch, self._batch = self._batch, []
         self._batch_locks.clear()
-        slots = [
-            Due(want, planned.watermark, planned.next_due, planned.owed)
-            for _, planned, want in batch
-        ]
-        claimed = self._desk.claim_all(slots) if slots else ()
-        for (job, _, _), one in zip(batch, claimed, strict=True):
+        claimed = self._desk.claim_all(batch) if batch else ()
+        for due, one in zip(batch, claimed, strict=True):
             if one is not None:
-                self._begin(one, job)
-        for (job, planned, want), one in zip(batch, claimed, strict=True):
+                self._begin(one, due.job)
+        for (want, job, planned), one in zip(batch, claimed, strict=True):
             if one is None:
                 asked = want._replace(room=self._room_for(want))
                 if self._claim_slot(job, asked):
