@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from fencepost.world.api import Clocks, Flow, T
 
@@ -48,6 +49,40 @@ class AioSignal:
         finally:
             self._waiting.discard(waiting)
         return True
+
+
+class TaskLanes:
+    """A task for each flow."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        passed_on, again = False, None
+        while self._tasks:
+            try:
+                if cancelled is not None and not passed_on:
+                    await asyncio.sleep(0)  # a task that never began could give nothing back
+                    passed_on = True
+                    for task in self._tasks:
+                        task.cancel()
+                await asyncio.wait(self._tasks)
+                await asyncio.sleep(0)  # for the callbacks that take them out
+            except asyncio.CancelledError as once_more:
+                cancelled = again = once_more
+        if again is not None:
+            raise again
+
+    def begin(self, flow: Flow[None]) -> None:
+        """Run a flow as a task."""
+        task = asyncio.get_running_loop().create_task(flow, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class AioWorld:
@@ -115,6 +150,10 @@ class AioWorld:
     async def together(self, *flows: Flow[T]) -> list[T]:
         """Run each flow as a task."""
         return list(await asyncio.gather(*flows))
+
+    def lanes(self, name: str) -> TaskLanes:
+        """Return lanes that are tasks."""
+        return TaskLanes(name)
 
     def close(self) -> None:
         """Let the threads end."""
