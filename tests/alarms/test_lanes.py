@@ -290,6 +290,34 @@ def test_a_handler_without_a_thread_beside_a_loop_is_given_back_and_not_blamed(
     assert seen == [1]
 
 
+def test_an_instance_on_a_loop_that_cannot_ask_its_ledger_for_want_of_threads_asks_again(
+    tmp_path: Path, threads: Threads
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    told: list[LeaseEvent | JobEvent] = []
+    seen: list[str] = []
+
+    async def main() -> None:
+        async with AsyncFencepost(url, on_event=told.append) as fp:
+
+            @fp.alarm("k")
+            async def handle(alarm: Alarm) -> None:
+                seen.append(alarm.key)
+
+            async with ringing(fp):
+                await fp.alarms.set("k", "first", in_=0)
+                await happens(lambda: seen)
+                fp._alarming.world._begin_anew()  # type: ignore[attr-defined]
+                threads.without = ("fencepost-call",)
+                await happens(lambda: sum(event.what == "unconfirmed" for event in told) >= 4)
+                threads.without = ()
+                await fp.alarms.set("k", "second", in_=0)
+                await happens(lambda: len(seen) == 2)
+
+    asyncio.run(main())
+    assert seen == ["first", "second"]
+
+
 @pytest.mark.parametrize("without", [LANES, ("fencepost-keeper",)])
 def test_a_call_without_threads_says_so_and_leaves_all_as_it_was(
     tmp_path: Path, threads: Threads, without: tuple[str, ...]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fencepost.errors import NoThread
+from fencepost.errors import NoThread, OutcomeUnknown
 from fencepost.testing.simulator.scheduler import run_simulated
 from fencepost.world.aio import AioWorld
 from fencepost.world.blocking import BlockingWorld
@@ -73,6 +73,26 @@ def test_a_lane_without_a_thread_begins_nothing_of_its_flow(
 
     finish(main())
     assert seen == [1]
+
+
+def test_a_call_for_which_there_is_no_thread_may_have_happened_and_is_worth_asking_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> int:
+        world = AioWorld()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(OutcomeUnknown, match="no thread"):
+                await world.call(abs, -1)
+        try:
+            return await world.call(abs, -2)
+        finally:
+            world.close()
+
+    assert asyncio.run(main()) == 2
 
 
 def test_whoever_is_cancelled_has_its_lanes_cancelled_once_they_have_begun() -> None:

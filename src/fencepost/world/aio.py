@@ -7,6 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from fencepost.errors import OutcomeUnknown
 from fencepost.world.clocks import SystemClocks
 
 TYPE_CHECKING = False
@@ -121,7 +122,7 @@ class AioWorld:
         """
         if self._pid != os.getpid():  # a fork left the threads behind
             self._begin_anew()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        future = self._given(function, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -158,6 +159,15 @@ class AioWorld:
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False)
+
+    def _given(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except RuntimeError as error:
+            if "new thread" not in str(error):
+                raise
+            # It is on the pile all the same, and a thread that is there may come to it yet.
+            raise OutcomeUnknown(f"no thread is to be had: {error}") from error
 
     def _begin_anew(self) -> None:
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="fencepost-call")
