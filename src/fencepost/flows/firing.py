@@ -135,11 +135,12 @@ class Ringer:
     async def claim(self, limit: int) -> tuple[float, Batch] | None:
         """Ask until the book's answer is known; return it and the instant the request was sent.
 
-        None means that nothing may be claimed as long as one is under way that must be alone.
+        None means that nothing may be claimed here now: one is under way that must be alone, or
+        somebody takes long to find that out.
         """
         world = self.doors.world
-        give_up = world.clocks.boottime() + self._patience()
-        while (asker := self._next_asker()) is None:  # while another finds out if it is alone
+        give_up = world.clocks.boottime() + _LONGEST_PAUSE
+        while (asker := self._next_asker()) is None:  # another one asks, who may have to be alone
             if self._is_alone() or world.clocks.boottime() >= give_up:
                 return None
             await world.sleep(_FIRST_PAUSE * (0.5 + world.dice()))
