@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fencepost.alarming import Alarming
-    from fencepost.flows.alarm import Fired
+    from fencepost.flows.firing import Fired
     from fencepost.model.alarm_policy import Moment
     from fencepost.model.alarm_view import AlarmView
     from fencepost.model.duration import Duration

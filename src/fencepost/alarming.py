@@ -7,24 +7,17 @@ import os
 from functools import partial
 
 from fencepost.alarm_ringing import Alarm
-from fencepost.bodies import in_a_thread, on_a_loop, supervised
-from fencepost.errors import Misuse
+from fencepost.bodies import called_here, in_a_thread, on_a_loop, supervised
+from fencepost.errors import Misuse, NoThread
 from fencepost.flows.acquire import Granted
-from fencepost.flows.alarm import (
-    AlarmCourse,
-    AlarmDoors,
-    AlarmErrand,
-    Fired,
-    Ringer,
-    conclude,
-    ring,
-)
+from fencepost.flows.alarm import AlarmCourse, AlarmDoors, conclude, fire
+from fencepost.flows.firing import AlarmErrand, Fired, Ringer, Shift
 from fencepost.flows.keep import Hold
 from fencepost.holding import HOST
 from fencepost.lease import Lease
 from fencepost.ledger.alarm_open import alarms_of
 from fencepost.ledger.open import ledger_of
-from fencepost.model.alarm import RELEASED
+from fencepost.model.alarm import NOT_BEGUN
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.named import NamedTuple
 from fencepost.version import VERSION
@@ -35,14 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from fencepost.flows.ring import Beside
     from fencepost.holding import Holding
     from fencepost.ledger.alarm_api import AlarmBook
     from fencepost.model.alarm import AlarmEnd, ClaimedAlarm
     from fencepost.model.alarm_policy import AlarmPolicy
     from fencepost.stores.api import LeaseStore
     from fencepost.working import Working
-    from fencepost.world.api import World
+    from fencepost.world.api import Lanes, World
+
 # How many handlers an instance runs at once.
 WORKERS = 16
 
@@ -66,7 +59,8 @@ def handler_of(kind: str, function: Callable[..., Any], policy: AlarmPolicy) -> 
 class Alarming:
     """The alarms of one ``Fencepost`` or ``AsyncFencepost``.
 
-    A loop that wants to fire them asks ``due_in`` when to look, and then ``fire``.
+    Whoever rings has a ``shift`` of them; a loop of its own asks ``due_in`` when to look, and then
+    lets ``fire``.
     """
 
     def __init__(self, holding: Holding, world: World, working: Working) -> None:
@@ -76,8 +70,6 @@ class Alarming:
         self._book: AlarmBook | None = None
         self._ringer: Ringer | None = None
         self._kept: tuple[LeaseStore, AlarmBook] | None = None
-        self._active = 0
-        self._turn = world.mutex()  # handlers may run in threads
 
     @property
     def book(self) -> AlarmBook:
@@ -103,31 +95,23 @@ class Alarming:
         """Say in how many seconds to ``fire``, as far as is known now; None if nothing is armed.
 
         Others may set an earlier one at any time: whoever waits asks again every now and then.
-        While as many are fired as may be, whichever ends first goes on with what is due.
         """
-        if not self.handlers or self._active >= WORKERS:
-            return None
-        return await self._ringing().due_in()
+        return await self._ringing().due_in() if self.handlers else None
 
     async def fire(
-        self,
-        limit: int | None = None,
-        budget: float | None = None,
-        *,
-        workers: int = WORKERS,
-        beside: Beside | None = None,
+        self, limit: int | None = None, budget: float | None = None, *, workers: int = 1
     ) -> Fired:
-        """Fire what is due, ``workers`` at a time; begin none after ``budget`` seconds.
-
-        Who is ``beside`` looks for what comes due meanwhile; all together have as many workers.
-        """
-        if beside is not None:
-            workers -= self._active
+        """Fire what is due, ``workers`` at a time; begin none after ``budget`` seconds."""
         if not self.handlers or workers <= 0:
             return Fired()
         until = None if budget is None else self._world.clocks.boottime() + budget
-        ringing = self._ringing()
-        return await ringing.fire(limit=limit, workers=workers, until=until, beside=beside)
+        return await self._ringing().fire(limit=limit, workers=workers, until=until)
+
+    def shift(self, lanes: Lanes, nudge: Callable[[], None]) -> Shift | None:
+        """Return what fires alarms as they come due; None as long as nobody handles any."""
+        if not self.handlers:
+            return None
+        return Shift(self._ringing(), lanes, nudge, workers=WORKERS)
 
     def _ringing(self) -> Ringer:
         if self._ringer is None:
@@ -140,15 +124,11 @@ class Alarming:
             )
         return self._ringer
 
-    def _count(self, more: int) -> None:
-        with self._turn:
-            self._active += more
-
     def _holder(self) -> Holder:
         return Holder(self._world.nonce(), HOST, os.getpid(), VERSION)
 
     def _alone(self) -> bool:
-        return self._active == 0 and self._working.active == 0
+        return self._working.active == 0
 
     async def _carry_out(self, claimed: ClaimedAlarm, sent: float) -> AlarmEnd | None:
         """Fire what was claimed, with its lease kept meanwhile."""
@@ -168,16 +148,14 @@ class Alarming:
         doors = AlarmDoors(self._world, self.book)
         pid, ended = os.getpid(), None
         course.foreign = lambda: os.getpid() != pid
-        self._count(1)
         try:
             try:
                 keeper.add(hold)
-            except RuntimeError:  # there is no thread to be had: what nobody keeps is not begun
-                ended = await conclude(doors, course, RELEASED, emit=emit)
-                raise
-            ended = await ring(doors, course, partial(self._body, handler), emit=emit)
+            except RuntimeError as error:  # what nobody keeps is not begun
+                ended = await conclude(doors, course, NOT_BEGUN, emit=emit)
+                raise NoThread(f"no thread is to be had: {error}") from error
+            ended = await fire(doors, course, partial(self._body, handler), emit=emit)
         finally:
-            self._count(-1)
             hold.released = True
             keeper.charges.remove(hold)
             hold.beat = None  # else the two would keep each other until a collection
@@ -198,11 +176,11 @@ class Alarming:
         blocking = isinstance(self._world, BlockingWorld)
         if handler.is_async:
             if blocking:
-                on_a_loop(course, call)
+                called_here(lambda: on_a_loop(course, call))
             else:
                 await supervised(course, call)
         elif blocking:
-            call()
+            called_here(call)
         else:
             await in_a_thread(course, call)
         course.returned += (None,)

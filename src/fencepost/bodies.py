@@ -12,6 +12,7 @@ from fencepost.errors import (
     GiveUp,
     LeaseLost,
     Misuse,
+    NoThread,
     RunCancelled,
     RunRecalled,
     RunTimedOut,
@@ -20,6 +21,7 @@ from fencepost.model.kept import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Coroutine
     from typing import Any
 
@@ -187,7 +189,7 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
         loop.call_soon_threadsafe(settle, result, failure)
 
     name = f"fencepost-{course.run.key.job}"
-    threading.Thread(target=run, name=name, daemon=True).start()
+    _start(threading.Thread(target=run, name=name, daemon=True))
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
@@ -200,3 +202,10 @@ async def in_a_thread(course: Course, work: Callable[[], Any]) -> Any:
         if not ended.cancelled() and ended.exception() is None:
             course.returned += (_kept_if_possible(ended.result()),)  # it was done all the same
         raise
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NoThread(f"no thread is to be had: {error}") from error

@@ -6,7 +6,7 @@ FencepostError
 ├── Lost               it was ours, no more    LeaseLost  RunLost  RunCrashed
 ├── Stopped            it is ours: end it now  RunCancelled  RunTimedOut
 ├── OutcomeUnknown     it may have happened    ask again with the same nonce
-├── StoreUnavailable   it did not happen       worth asking again
+├── StoreUnavailable   it did not happen       worth asking again: NoThread
 ├── Said               a body's own word       GiveUp  RetryAfter  InDoubt
 └── Misuse             your code or config     BadName  BadDuration  BadUrl  BadSlot
                                                    BadSchedule  BadValue  UnknownJob  UnknownRun
@@ -42,6 +42,10 @@ class OutcomeUnknown(FencepostError):
 
 class StoreUnavailable(FencepostError):
     """The store did not do it. Nothing changed; asking again later may succeed."""
+
+
+class NoThread(StoreUnavailable, RuntimeError):
+    """The system has no thread for it now. Nothing of it was begun; later there may be one."""
 
 
 class Misuse(FencepostError):

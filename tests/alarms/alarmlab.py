@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fencepost.ledger.alarm_memory import MemoryAlarms
@@ -22,9 +24,10 @@ from marialab import MariaClocks, MySQLClocks, opened_mariadb
 from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from fencepost import Fencepost
     from fencepost.ledger.alarm_api import AlarmBook
     from fencepost.ledger.mariadb import MariaLedger
     from fencepost.ledger.postgres import PostgresLedger
@@ -165,3 +168,16 @@ def book_by(clocks: SettableClocks, folder: Path) -> Opened:
     if isinstance(clocks, FileClocks):
         return sqlite_book(folder / "ledger.db", clocks)
     return memory_book(clocks)
+
+
+@contextmanager
+def running(fp: Fencepost) -> Iterator[None]:
+    """Have an instance of this face, in a thread."""
+    thread = threading.Thread(target=lambda: fp.run(signals=False), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        fp.stop(grace=0)
+        thread.join(10)
+        assert not thread.is_alive()

@@ -8,7 +8,16 @@ import pytest
 from alarmlab import CLOCKS, START, Opened, book_by, firing_of
 
 from fencepost.errors import AlarmChanged, LeaseLost
-from fencepost.model.alarm import AlarmState, Became, Failure, NextDue, Rearm, Setting
+from fencepost.model.alarm import (
+    NOT_BEGUN,
+    AlarmState,
+    Became,
+    Failure,
+    NextDue,
+    Rearm,
+    Setting,
+    firing_of as record_firing,
+)
 from fencepost.model.alarm_policy import AlarmPolicy, Budget
 from fencepost.model.lease import Holder
 from fencepost.world.flow import finish
@@ -188,6 +197,78 @@ def test_a_claim_whose_answer_got_lost_finds_what_it_claimed_and_no_more(opened:
     again = opened.claim(nonce="same")
     assert [one.record for one in again.claimed] == [one.record for one in first.claimed]
     assert again.claimed[0].adopted
+
+
+def test_a_claim_that_was_never_answered_does_not_fire_what_was_set_anew_since(
+    opened: Opened,
+) -> None:
+    opened.set(payload='"old"')
+    opened.claim(nonce="same")
+    newer = opened.set(payload='"new"')
+    again = opened.claim(nonce="same", sweep=False)
+    assert (again.claimed, again.again) == ((), True)
+    (stale,) = again.stale
+    assert finish(opened.book.fail(record_firing(stale), NOT_BEGUN)).became is Became.STALE
+    record = opened.get()
+    assert (record.state, record.generation, record.stale) == (AlarmState.ARMED, newer, 1)
+    assert finish(opened.leases.views()) == []
+    (one,) = opened.claim().claimed
+    assert (one.record.fired, one.record.payload) == (newer, '"new"')
+    assert one.record.token > stale.token
+
+
+def test_a_claim_that_was_never_answered_does_not_fire_what_was_cleared_since(
+    opened: Opened,
+) -> None:
+    opened.set()
+    opened.claim(nonce="same")
+    finish(opened.book.clear("k", "a"))
+    again = opened.claim(nonce="same")
+    assert again.claimed == ()
+    (stale,) = again.stale
+    finish(opened.book.fail(record_firing(stale), NOT_BEGUN))
+    record = opened.get()
+    assert (record.state, record.fired, record.stale) == (AlarmState.CLEARED, 0, 1)
+    assert finish(opened.leases.views()) == []
+
+
+def test_a_claim_that_arrives_once_more_takes_nothing_from_whom_it_was_granted_to(
+    opened: Opened,
+) -> None:
+    opened.set()
+    (one,) = opened.claim(nonce="same").claimed
+    opened.set(payload='"new"')
+    opened.claim(nonce="same")
+    assert finish(opened.book.beat(firing_of(one), ttl=30.0)) is True
+    assert finish(opened.book.finish(firing_of(one))).became is Became.STALE
+
+
+def test_what_was_never_begun_is_as_if_it_had_not_been_claimed(opened: Opened) -> None:
+    opened.set()
+    before = opened.get()
+    policy = AlarmPolicy(budget=Budget(1, 60.0))
+    for _ in range(3):
+        firing = opened.fired(policy)
+        for _ in range(2):  # its answer got lost
+            assert finish(opened.book.fail(firing, NOT_BEGUN)).became is Became.AGAIN
+    record = opened.get()
+    assert (record.state, record.releases, record.starts) == (AlarmState.ARMED, 3, 3)
+    assert (record.fires, record.stale, record.due_at) == (0, 0, before.due_at)
+
+
+def test_what_was_never_begun_is_still_to_be_fired_alone(
+    opened: Opened, clocks: SettableClocks
+) -> None:
+    opened.set()
+    opened.fired(AlarmPolicy(lease=5.0))
+    clocks.advance(6.0)
+    assert opened.claim(alone=False).claimed == ()
+    for _ in range(2):
+        (one,) = opened.claim().claimed
+        assert one.record.solitary
+        for _ in range(2):
+            assert finish(opened.book.fail(firing_of(one), NOT_BEGUN)).became is Became.AGAIN
+        assert (opened.get().streak, opened.get().stale) == (1, 0)
 
 
 def test_a_success_deletes_the_alarm_and_its_lease(opened: Opened) -> None:

@@ -62,6 +62,7 @@ failures = st.builds(
     pause=st.sampled_from((0.0, 40.0)),
     dead=st.sampled_from(("", "", "exhausted")),
     error=st.sampled_from((None, "Oops: it broke")),
+    begun=st.sampled_from((True, True, False)),
 )
 generations = st.sampled_from((None, None, None, 0, "current", "current", 17))
 commands = st.one_of(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fencepost.flows.firing import Ringer
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.model.alarm import AlarmEnd, Became
 from fencepost.testing.alarm_checker import check_alarms
@@ -19,8 +20,9 @@ from fencepost.testing.simulator.alarms import memory_alarms, simulate_alarms, s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fencepost.flows.firing import _Asker
     from fencepost.model.alarm import AlarmWant, Batch, Firing, Rearm
-    from fencepost.testing.simulator.alarms import AlarmServer
+    from fencepost.testing.simulator.alarm_books import AlarmServer
 
 # `FENCEPOST_SEEDS=10000 pytest tests/alarms` for the long run.
 SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "2000"))
@@ -104,3 +106,26 @@ class Eager(MemoryAlarms):
 def test_a_book_that_breaks_a_promise_is_found_out(kind: type[MemoryAlarms]) -> None:
     broken = partial(memory_alarms, kind=kind)
     assert any(check_alarms(simulate_alarms(seed, server=broken)) for seed in range(100))
+
+
+def never_alone(ringer: Ringer, asker: _Asker, batch: Batch | None) -> None:
+    HEARD(ringer, asker, batch)
+    ringer._alone = False
+
+
+HEARD = Ringer._heard
+CARELESS = {
+    "_heard": (never_alone, "one that fires alone has a neighbour"),
+    "room": (lambda _, workers: workers, "more handlers than workers"),
+}
+
+
+@pytest.mark.parametrize("part", CARELESS)
+def test_a_process_that_fires_more_than_it_may_is_found_out(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    careless, why = CARELESS[part]
+    monkeypatch.setattr(Ringer, part, careless)
+    broken = [one for seed in range(100) for one in check_alarms(simulate_alarms(seed))]
+    assert broken
+    assert all(why in one for one in broken)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+from alarmlab import running
 
 from fencepost import Fencepost
 from fencepost.alarming import WORKERS
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 def fp(tmp_path: Path) -> Iterator[Fencepost]:
     with Fencepost(f"sqlite:///{tmp_path}/ledger.db") as fp:
         yield fp
-
-
-@contextmanager
-def running(fp: Fencepost) -> Iterator[None]:
-    thread = threading.Thread(target=lambda: fp.run(signals=False), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        fp.stop(grace=0)
-        thread.join(10)
-        assert not thread.is_alive()
 
 
 def test_a_look_that_found_nothing_to_claim_is_not_the_last(fp: Fencepost) -> None:

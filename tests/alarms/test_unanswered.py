@@ -102,6 +102,32 @@ def test_what_a_claim_was_granted_that_was_never_answered_is_fired_by_the_next_c
     assert sorted(kit.seen) == ["a", "b", "c"]
 
 
+def test_what_was_set_anew_since_an_unanswered_claim_fires_when_it_is_due_and_not_before(
+    kit: Kit,
+) -> None:
+    seen: list[tuple[object, int]] = []
+
+    @kit.fp.alarm("patient", lease="30s")
+    def patient(alarm: Alarm) -> None:
+        seen.append((alarm.payload, alarm.generation))
+
+    kit.fp.alarms.set("patient", "a", in_=0, payload="old")
+    kit.deafen("claim_due", answers=1, instead=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        kit.fp.alarms.run_due()
+    kit.fp.alarms.set("patient", "a", in_="1h", payload="new")
+    assert kit.fp.alarms.run_due() == (0, 0, 1, 0)
+    assert seen == []
+    (view,) = kit.fp.alarms.list()
+    assert (view.state, view.payload, view.stale) == ("armed", "new", 1)
+    assert [event.what for event in kit.events if event.what.startswith("alarm_")] == [
+        "alarm_stale"
+    ]
+    newest = kit.fp.alarms.set("patient", "a", in_=0, payload="newest")
+    assert kit.fp.alarms.run_due().fired == 1
+    assert seen == [("newest", newest)]
+
+
 def test_a_success_whose_answer_got_lost_is_a_success(kit: Kit) -> None:
     kit.fp.alarms.set("k", "a", in_=0)
     kit.deafen("finish", answers=1)

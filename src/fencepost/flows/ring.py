@@ -1,19 +1,24 @@
-"""To ring is to fire alarms as they come due, beside the scheduler, until told to stop."""
+"""To ring is to fire alarms as they come due, beside the scheduler, until told to stop.
+
+One flow claims, no more than there are lanes free. Each lane fires one alarm, and wakes that flow
+at its end.
+"""
 
 from __future__ import annotations
 
 from fencepost.errors import FencepostError
 from fencepost.ledger.planning import LOOK
 from fencepost.model.event import JobEvent
-from fencepost.model.named import NamedTuple, Protocol
+from fencepost.model.named import Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fencepost.world.api import World
+    from fencepost.flows.firing import Shift
+    from fencepost.world.api import Lanes, World
 
-_LONGEST_PAUSE = 5.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 # How soon after it was struck to look once more: who sets many alarms does not strike for each.
 ECHO = 0.1
 
@@ -21,17 +26,15 @@ ECHO = 0.1
 class Alarms(Protocol):
     """What there is to fire."""
 
-    async def due_in(self) -> float | None:
-        """Say in how many seconds to fire; None if nothing is armed, or nothing can be begun."""
-
-    async def fire(self, *, beside: Beside) -> object:
-        """Fire what is due; and have it looked, beside that, at what comes due meanwhile."""
+    def shift(self, lanes: Lanes, nudge: Callable[[], None]) -> Shift | None:
+        """Return what fires in these lanes, and nudges at each end; None if there are no kinds."""
 
 
 class Bell:
     """What wakes the one who rings, from any thread: an alarm that was set, or the end."""
 
     def __init__(self, world: World) -> None:
+        self.world = world
         self._signal = world.signal()
         self._struck = False
         self.stopped = False
@@ -63,42 +66,25 @@ class Bell:
 async def ring(
     alarms: Alarms, bell: Bell, *, emit: Callable[[JobEvent], None], look: float = LOOK
 ) -> None:
-    """Fire what is due, again and again. A ledger that is away is asked again, less and less.
+    """Fire what is due, again and again; once the bell is stopped, wait for what is under way.
 
-    Others may set an alarm at any time, so it is asked every ``look`` seconds if nothing is heard.
+    A ledger that is away is asked again, less and less, and so is a machine that has no thread for
+    a handler. Others may set an alarm at any time, so it is asked every ``look`` seconds if nothing
+    is heard.
     """
-    await Beside(alarms, bell, emit, look).watch()
-
-
-class Beside(NamedTuple):
-    """Who looks for what comes due, also while handlers run: of several, only the last one rests.
-
-    Each looks for as long as those handlers run that it stands beside, and then the one before it
-    goes on.
-    """
-
-    alarms: Alarms
-    bell: Bell
-    emit: Callable[[JobEvent], None]
-    look: float
-
-    async def watch(self, needed: Callable[[], bool] | None = None) -> None:
-        """Look until it is not needed any more, or the bell is stopped."""
-        bell, alarms = self.bell, self.alarms
-        # Most handlers are over before it is worth a look.
-        pause, trouble = 0.0 if needed is None else min(ECHO, self.look), 0.05
+    async with bell.world.lanes("fencepost-lane") as lanes:
+        shift: Shift | None = None
+        pause, trouble = 0.0, _FIRST_PAUSE
         while True:
             struck = await bell.rest(pause)
-            if bell.stopped or not (needed is None or needed()):
+            if bell.stopped:
                 return
             try:
-                due = await alarms.due_in()
-                if due is not None and due <= 0:
-                    await alarms.fire(beside=self)
-                    due = 0.0
-                pause, trouble = self.look if due is None else min(due, self.look), 0.05
+                shift = shift or alarms.shift(lanes, bell.nudge)
+                due = None if shift is None else await shift.go_on()
+                pause, trouble = look if due is None else min(due, look), _FIRST_PAUSE
             except FencepostError as error:
-                self.emit(JobEvent("unconfirmed", "", "", 0, (("error", str(error)),)))
+                emit(JobEvent("unconfirmed", "", "", 0, (("error", str(error)),)))
                 pause, trouble = trouble, min(trouble * 2, _LONGEST_PAUSE)
             if struck:
                 pause = min(pause, ECHO)

@@ -86,9 +86,13 @@ def clear(
 def claim(desk: AlarmDesk, want: AlarmWant) -> Batch:
     """Claim what is due, unless this very request has done so before."""
     firing = desk.firing(want)
-    adopted = [one for record in firing if (one := _adopted(desk, want, record)) is not None]
-    if adopted:
-        return Batch(tuple(adopted))
+    asked = [one for one in firing if one.batch == want.holder.nonce and lives(desk, one)]
+    if asked:
+        # Whoever is answered gives back what it must not fire. Not here: this may be an early copy
+        # of its request that arrives late, while a handler has what a later one was granted.
+        stale = tuple(one for one in asked if one.generation != one.fired)
+        same = (_adopted(desk, want, one) for one in asked if one.generation == one.fired)
+        return Batch(tuple(one for one in same if one is not None), stale=stale)
     lost = [record for record in firing if want.sweep and not lives(desk, record)]
     changed = [_lose(desk, want, record) for record in lost]
     due = desk.due(want)
@@ -108,10 +112,8 @@ def lives(desk: AlarmDesk, record: AlarmRecord) -> bool:
 
 def _adopted(desk: AlarmDesk, want: AlarmWant, record: AlarmRecord) -> ClaimedAlarm | None:
     """Return again what this very request has claimed before, and its answer got lost."""
-    asked = record.batch == want.holder.nonce and record.state is AlarmState.FIRING
     ttl = want.policies[record.kind].lease
-    ours = asked and lives(desk, record)
-    if not ours or not desk.extend(record.lease, record.holder.nonce, record.token, ttl):
+    if not desk.extend(record.lease, record.holder.nonce, record.token, ttl):
         return None
     return ClaimedAlarm(record, ttl, adopted=True)
 

@@ -136,6 +136,13 @@ class Firing(NamedTuple):
     lease: str
 
 
+def firing_of(record: AlarmRecord) -> Firing:
+    """Return who has an alarm that fires."""
+    return Firing(
+        record.kind, record.key, record.fired, record.token, record.holder.nonce, record.lease
+    )
+
+
 class AlarmWant(NamedTuple):
     """A request for whatever is due. The holder's nonce makes it safe to repeat.
 
@@ -163,7 +170,9 @@ class ClaimedAlarm(NamedTuple):
 class Batch(NamedTuple):
     """A book's answer to a claim. ``dead`` ended by this very claim; ``more`` is due as well.
 
-    So many are ``busy`` and were put off: somebody has taken their leases by hand.
+    So many are ``busy`` and were put off: somebody has taken their leases by hand. ``stale`` are
+    those that this request has claimed before and that somebody has changed since: they are to be
+    given back, unless they fire already.
     """
 
     claimed: tuple[ClaimedAlarm, ...] = ()
@@ -171,11 +180,13 @@ class Batch(NamedTuple):
     lost: int = 0
     more: bool = False
     busy: int = 0
+    stale: tuple[AlarmRecord, ...] = ()
 
     @property
     def again(self) -> bool:
-        """Whether to claim again: nothing was granted, but what was in the way is no longer due."""
-        return self.more and not self.claimed and bool(self.dead or self.busy)
+        """Whether to claim again: nothing was granted, but what was in the way no longer is."""
+        passed = self.more and bool(self.dead or self.busy)
+        return not self.claimed and (passed or bool(self.stale))
 
 
 class NextDue(NamedTuple):
@@ -210,9 +221,12 @@ class Failure(NamedTuple):
     pause: float = 0.0
     dead: str = ""  # why, if it is the last
     error: str | None = None
+    begun: bool = True
 
 
 RELEASED = Failure("releases")
+# It was claimed and there was nothing to fire it with: that tells nothing about the alarm.
+NOT_BEGUN = Failure("releases", begun=False)
 
 
 # Setting and clearing.
@@ -424,13 +438,17 @@ def _rearmed_at(record: AlarmRecord, rearm: Rearm, *, now: float) -> float:
 
 def failed(record: AlarmRecord | None, firing: Firing, failure: Failure, *, now: float) -> AlarmEnd:
     """Decide what becomes of an alarm whose handler failed, or was interrupted."""
-    if record is not None and _was_failed_by(record, firing):
+    if record is not None and _was_failed_by(record, firing, failure):
         return AlarmEnd(Became.DEAD if failure.dead else Became.AGAIN, record)
     early = _too_late(record, firing)
     if record is None or early is not None:
         return early or AlarmEnd(Became.GONE)
     counts: dict[str, Any] = {failure.counted: getattr(record, failure.counted) + 1}
-    record = record._replace(streak=0, strikes=0, error=failure.error or record.error, **counts)
+    record = record._replace(error=failure.error or record.error, **counts)
+    if failure.begun:
+        record = record._replace(streak=0, strikes=0)
+    else:
+        record = record._replace(fires=max(0, record.fires - 1))
     if failure.dead:
         dead = _dead(record, failure.dead, error=record.error, now=now)
         return AlarmEnd(Became.DEAD, dead)
@@ -438,11 +456,14 @@ def failed(record: AlarmRecord | None, firing: Firing, failure: Failure, *, now:
     return AlarmEnd(Became.AGAIN, settled_record(record)._replace(not_before=waits))
 
 
-def _was_failed_by(record: AlarmRecord, firing: Firing) -> bool:
-    """Say whether this very failure is on record, and its answer got lost. A loss has a streak."""
+def _was_failed_by(record: AlarmRecord, firing: Firing, failure: Failure) -> bool:
+    """Say whether this very failure is on record, and its answer got lost.
+
+    A loss has a streak. So may have what was not begun, and to that one a loss changes nothing.
+    """
     last = (record.generation, record.token, record.holder.nonce)
     ours = last == (firing.generation, firing.token, firing.nonce)
-    return ours and not record.fired and not record.streak
+    return ours and not record.fired and (not record.streak or not failure.begun)
 
 
 def _too_late(record: AlarmRecord | None, firing: Firing) -> AlarmEnd | None:

@@ -1,8 +1,9 @@
 """What must be true of a history of alarms, whatever happened to those who fired them.
 
 A generation commits at most once, by whoever claimed it last. Nobody acts under a token that was
-taken over, and no handler begins without a claim. In the end each last generation is committed,
-dead for a recorded reason, or cleared.
+taken over, and no handler begins without a claim, nor more of them in one process than it has
+workers. What fires alone has no neighbours in its process. In the end each last generation is
+committed, dead for a recorded reason, or cleared.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
     from fencepost.testing.history import Event
 
 
-def check_alarms(history: Sequence[Event]) -> list[str]:
+def check_alarms(history: Sequence[Event], *, workers: int = 3) -> list[str]:
     """Return every broken promise in a history of alarms."""
-    checker = _Checker()
+    checker = _Checker(workers)
     promises = {
         "claimed": checker.claimed,
         "began": checker.began,
+        "over": checker.over,
         "acted": checker.acted,
         "committed": checker.committed,
         "broken": checker.took_away,
@@ -36,13 +38,15 @@ def check_alarms(history: Sequence[Event]) -> list[str]:
 class _Checker:
     """One method for each event that a promise is about."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
         self.broken: list[str] = []
         self.done: set[tuple[str, int]] = set()
         self._newest: dict[str, int] = {}  # by key, the token of the newest claim
         self._excused: dict[str, int] = {}  # up to which token an operator has taken it away
         self._claims: Counter[tuple[str, int]] = Counter()
         self._begun: Counter[tuple[str, int]] = Counter()
+        self._inside: dict[str, dict[str, bool]] = {}  # by process, which fire now, and if alone
 
     def claimed(self, event: Event, which: tuple[str, int]) -> None:
         """Check that tokens grow, and that what was committed never fires again."""
@@ -52,10 +56,19 @@ class _Checker:
         self._claims[which] += 1
 
     def began(self, event: Event, which: tuple[str, int]) -> None:
-        """Check that there are no more handlers than claims."""
+        """Check that there are no more handlers than claims, and than may be in one process."""
         self._begun[which] += 1
         unclaimed = self._begun[which] > self._claims[which]
         self._refuse(event, unclaimed, "a handler began without a claim")
+        inside = self._inside.setdefault(event.node, {})
+        inside[event.holder] = event.detail == "alone"
+        self._refuse(event, len(inside) > self._workers, "more handlers than workers")
+        beside = len(inside) > 1 and any(inside.values())
+        self._refuse(event, beside, "one that fires alone has a neighbour")
+
+    def over(self, event: Event, _: tuple[str, int]) -> None:
+        """Take note that a handler has ended."""
+        del self._inside[event.node][event.holder]
 
     def acted(self, event: Event, _: tuple[str, int]) -> None:
         """Check that nobody acts who was taken over."""

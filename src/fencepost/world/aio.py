@@ -7,12 +7,14 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from fencepost.errors import OutcomeUnknown
 from fencepost.world.clocks import SystemClocks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from fencepost.world.api import Clocks, Flow, T
 
@@ -48,6 +50,40 @@ class AioSignal:
         finally:
             self._waiting.discard(waiting)
         return True
+
+
+class TaskLanes:
+    """A task for each flow."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        passed_on, again = False, None
+        while self._tasks:
+            try:
+                if cancelled is not None and not passed_on:
+                    await asyncio.sleep(0)  # a task that never began could give nothing back
+                    passed_on = True
+                    for task in self._tasks:
+                        task.cancel()
+                await asyncio.wait(self._tasks)
+                await asyncio.sleep(0)  # for the callbacks that take them out
+            except asyncio.CancelledError as once_more:
+                cancelled = again = once_more
+        if again is not None:
+            raise again
+
+    def begin(self, flow: Flow[None]) -> None:
+        """Run a flow as a task."""
+        task = asyncio.get_running_loop().create_task(flow, name=self._name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class AioWorld:
@@ -86,7 +122,7 @@ class AioWorld:
         """
         if self._pid != os.getpid():  # a fork left the threads behind
             self._begin_anew()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        future = self._given(function, *args)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -116,9 +152,22 @@ class AioWorld:
         """Run each flow as a task."""
         return list(await asyncio.gather(*flows))
 
+    def lanes(self, name: str) -> TaskLanes:
+        """Return lanes that are tasks."""
+        return TaskLanes(name)
+
     def close(self) -> None:
         """Let the threads end."""
         self._threads.shutdown(wait=False)
+
+    def _given(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except RuntimeError as error:
+            if "new thread" not in str(error):
+                raise
+            # It is on the pile all the same, and a thread that is there may come to it yet.
+            raise OutcomeUnknown(f"no thread is to be had: {error}") from error
 
     def _begin_anew(self) -> None:
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="fencepost-call")

@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
-    from typing import Any
+    from typing import Any, Self
 
     Flow = Coroutine[Any, Any, "T"]
 
@@ -48,6 +48,19 @@ class Signal(Protocol):
         """Wait until the flag is up, at most ``timeout`` seconds; say whether it is."""
 
 
+class Lanes(Protocol):
+    """Flows that run beside the one that begins them; whoever leaves waits until all are over."""
+
+    async def __aenter__(self) -> Self:
+        """Open the lanes."""
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for all that was begun; whoever is cancelled has it cancelled first."""
+
+    def begin(self, flow: Flow[None]) -> None:
+        """Begin a flow; raise ``NoThread`` if nothing of it can run now."""
+
+
 class World(Protocol):
     """The doors. A flow receives one and awaits nothing else of the machine."""
 
@@ -78,3 +91,6 @@ class World(Protocol):
 
     async def together(self, *flows: Flow[T]) -> list[T]:
         """Run flows side by side and return their results in order."""
+
+    def lanes(self, name: str) -> Lanes:
+        """Return lanes in which flows run side by side; what is begun there is known by a name."""

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 
+from fencepost.errors import NoThread
 from fencepost.world.clocks import SystemClocks
 from fencepost.world.flow import finish
 
@@ -14,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from fencepost.world.api import Clocks, Flow, T
 
@@ -35,6 +37,39 @@ class BlockingSignal:
     async def wait(self, timeout: float | None) -> bool:
         """Block this thread until the flag is up, or ``timeout`` has passed."""
         return self._event.wait(timeout)
+
+
+class ThreadLanes:
+    """A thread for each flow, that keeps no process from its end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads: set[threading.Thread] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for thread in list(self._threads):
+            thread.join()
+
+    def begin(self, flow: Flow[None]) -> None:
+        """Run a flow in a thread of its own."""
+
+        def run() -> None:
+            try:
+                finish(flow)
+            finally:
+                self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._threads.add(thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._threads.discard(thread)
+            flow.close()
+            raise NoThread(f"no thread is to be had: {error}") from error
 
 
 class BlockingWorld:
@@ -81,3 +116,7 @@ class BlockingWorld:
 
         with ThreadPoolExecutor(max_workers=len(flows) or 1) as pool:
             return [future.result() for future in [pool.submit(finish, flow) for flow in flows]]
+
+    def lanes(self, name: str) -> ThreadLanes:
+        """Return lanes that are threads."""
+        return ThreadLanes(name)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from fencepost.errors import FencepostError, GiveUp, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.acquire import Granted
-from fencepost.flows.alarm import AlarmCourse, AlarmDoors, AlarmErrand, Ringer, ring
+from fencepost.flows.alarm import AlarmCourse, AlarmDoors, fire
+from fencepost.flows.firing import AlarmErrand, Ringer, Shift
 from fencepost.flows.keep import Charges, Hold, keep
+from fencepost.flows.ring import Bell, ring
 from fencepost.ledger.alarm_memory import MemoryAlarms
 from fencepost.ledger.alarm_sqlite import SqliteAlarms
 from fencepost.ledger.memory import MemoryLedger
 from fencepost.ledger.sqlite import SqliteLedger
-from fencepost.model.alarm import AlarmState, Became, Rearm, Setting
+from fencepost.model.alarm import Rearm, Setting
 from fencepost.model.alarm_policy import AlarmPolicy, Budget, lease_of
 from fencepost.model.lease import MARGIN, Grant, Holder
 from fencepost.model.named import NamedTuple
@@ -22,196 +24,34 @@ from fencepost.model.policy import Retry
 from fencepost.stores.memory import MemoryShelf, MemoryStore
 from fencepost.stores.sqlite import SqliteStore
 from fencepost.testing.simulator import faults as knobs
+from fencepost.testing.simulator.alarm_books import KIND, AlarmServer, RemoteAlarms
 from fencepost.testing.simulator.network import Network
-from fencepost.testing.simulator.servers import LeaseServer, RemoteStore, instance
+from fencepost.testing.simulator.servers import RemoteStore
 from fencepost.testing.simulator.storm import Node, Storm
 from fencepost.testing.simulator.world import Machine, ServerWorld, SimulatedWorld
-from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable
 
-    from fencepost.ledger.alarm_api import AlarmBook
-    from fencepost.model.alarm import (
-        AlarmEnd,
-        AlarmRecord,
-        AlarmWant,
-        Batch,
-        ClaimedAlarm,
-        Failure,
-        Firing,
-        NextDue,
-    )
-    from fencepost.stores.api import LeaseStore
+    from fencepost.model.alarm import AlarmEnd, ClaimedAlarm
     from fencepost.testing.history import Event
     from fencepost.testing.simulator.faults import Faults
     from fencepost.testing.simulator.servers import Recorder
-    from fencepost.world.api import Flow
+    from fencepost.world.api import Flow, Lanes
 
-KIND = "k"
 _KEYS = ("one", "two", "three", "four")
 _TTLS = (0.5, 1.0, 2.0)
 _WALL = 10_000.0
 _LONGEST_STEP = 20.0
 _CALM = 90.0
+MOST_WORKERS = 3
+_BY_CALLS = 0.3
 FAULTS = knobs.ALL._replace(crashes=2.5, pauses=4.0, breaks=0.3, cancellations=0.0, deletions=0.0)
 
 
 class Interrupted(BaseException):
     """Somebody pressed Ctrl-C."""
-
-
-class AlarmServer(LeaseServer):
-    """A production book and its leases, observed while they work."""
-
-    def __init__(
-        self, book: AlarmBook, leases: LeaseStore, recorder: Recorder, world: SimulatedWorld
-    ) -> None:
-        super().__init__(leases, recorder, world.scheduler, delete=lambda _: False)
-        self._book = book
-
-    def set(self, node: str, setting: Setting) -> AlarmRecord:
-        """Ask the book, and note the generation that is there now."""
-        record = finish(self._book.set(setting))
-        self._of("set", record, node, record.generation)
-        return record
-
-    def clear(self, node: str, key: str) -> AlarmRecord | None:
-        """Ask the book, and note the tombstone."""
-        record = finish(self._book.clear(KIND, key))
-        if record is not None:
-            self._of("cleared", record, node, record.generation)
-        return record
-
-    def claim_due(self, want: AlarmWant) -> Batch:
-        """Ask the book, and note what it lets go."""
-        batch = finish(self._book.claim_due(want))
-        for record in batch.dead:
-            self._of("died", record, instance(want.holder), record.generation, record.reason)
-        for one in batch.claimed:
-            what = "adopted" if one.adopted else "claimed"
-            self._of(what, one.record, instance(want.holder), one.record.fired)
-        return batch
-
-    def beat(self, firing: Firing, ttl: float) -> bool:
-        """Ask the book."""
-        return finish(self._book.beat(firing, ttl=ttl))
-
-    def finish(self, node: str, firing: Firing, rearm: Rearm | None) -> AlarmEnd:
-        """Ask the book, and note a commit if its own records say that there was one."""
-        before = self._seen(firing.key)
-        end = finish(self._book.finish(firing, rearm))
-        if end.became is Became.DONE and before != self._seen(firing.key):
-            assert before is not None, "what was committed was there"
-            by = before._replace(token=firing.token)  # as the one says who wanted it
-            self._of("committed", by, node, firing.generation)
-            if end.record is not None:
-                self._of("set", end.record, node, end.record.generation, "rearmed")
-        return end
-
-    def fail(self, node: str, firing: Firing, failure: Failure) -> AlarmEnd:
-        """Ask the book, and note what became of the alarm."""
-        end = finish(self._book.fail(firing, failure))
-        if end.record is not None:
-            self._of(f"failed {end.became}", end.record, node, firing.generation, failure.counted)
-        return end
-
-    def next_due(self, kinds: Sequence[str]) -> NextDue:
-        """Ask the book."""
-        return finish(self._book.next_due(kinds))
-
-    def prune(self) -> int:
-        """Ask the book."""
-        return finish(self._book.prune())
-
-    def tell_all(self) -> None:
-        """Note every alarm as the book has it."""
-        for record in finish(self._book.listed(KIND)):
-            ends = record.errors + record.faults + record.losses + record.releases
-            detail = "" if record.starts == ends else f"{record.starts} starts, {ends} ends"
-            self._of("row", record, "", record.generation, detail)
-
-    def left(self) -> bool:
-        """Say whether anything is still to be done."""
-        states = (AlarmState.ARMED, AlarmState.FIRING)
-        return bool(finish(self._book.listed(KIND, states=states)))
-
-    def _seen(self, key: str) -> AlarmRecord | None:
-        return finish(self._book.get(KIND, key))
-
-    def _of(
-        self, what: str, record: AlarmRecord, node: str, generation: int, detail: str = ""
-    ) -> None:
-        self._note(
-            what,
-            node,
-            record.key,
-            record.holder.nonce,
-            record.token,
-            0.0,
-            detail,
-            "",
-            record.state.value,
-            generation,
-        )
-
-
-class RemoteAlarms:
-    """A book of alarms as a process has it: every verb is a request over the network."""
-
-    def __init__(self, world: SimulatedWorld, network: Network, server: AlarmServer) -> None:
-        self._world, self._network, self._server = world, network, server
-
-    def set(self, setting: Setting) -> Flow[AlarmRecord]:
-        """Set an alarm."""
-        return self._ask(self._server.set, self._world.instance, setting)
-
-    def clear(
-        self, kind: str, key: str, *, keep: float = 0.0, if_generation: int | None = None
-    ) -> Flow[AlarmRecord | None]:
-        """Clear an alarm."""
-        assert (kind, keep, if_generation) == (KIND, 0.0, None), "nobody here asks for more"
-        return self._ask(self._server.clear, self._world.instance, key)
-
-    def claim_due(self, want: AlarmWant) -> Flow[Batch]:
-        """Ask for what is due."""
-        return self._ask(self._server.claim_due, want)
-
-    def beat(self, firing: Firing, *, ttl: float) -> Flow[bool]:
-        """Ask for more time."""
-        return self._ask(self._server.beat, firing, ttl)
-
-    def finish(self, firing: Firing, rearm: Rearm | None = None) -> Flow[AlarmEnd]:
-        """Commit a success."""
-        return self._ask(self._server.finish, self._world.instance, firing, rearm)
-
-    def fail(self, firing: Firing, failure: Failure) -> Flow[AlarmEnd]:
-        """Record a failure."""
-        return self._ask(self._server.fail, self._world.instance, firing, failure)
-
-    def next_due(self, kinds: Sequence[str]) -> Flow[NextDue]:
-        """Ask when to look again."""
-        return self._ask(self._server.next_due, kinds)
-
-    def prune(self, *, limit: int = 1000) -> Flow[int]:
-        """Ask for old tombstones to go."""
-        assert limit > 0, "as the port has it"
-        return self._ask(self._server.prune)
-
-    async def get(self, kind: str, key: str) -> AlarmRecord | None:
-        """Look at nothing: no simulated process asks for it."""
-        raise NotImplementedError(f"{kind}/{key}")
-
-    async def listed(
-        self, kind: str | None = None, *, states: Sequence[AlarmState] = (), limit: int = 100
-    ) -> list[AlarmRecord]:
-        """List nothing: no simulated process asks for it."""
-        raise NotImplementedError(f"{kind} {states} {limit}")
-
-    def _ask(self, verb: Callable[..., Any], *args: object) -> Flow[Any]:
-        return self._network.ask(self._world, self._server, verb, *args)
 
 
 class Shared(NamedTuple):
@@ -231,23 +71,34 @@ class AlarmWorker:
         self._world, self._shared, self._pid = world, shared, pid
         self.charges = Charges(world)
         self.book = RemoteAlarms(world, shared.network, shared.server)
-        self._active = 0
         errand = AlarmErrand(
             {KIND: shared.policy}, self._holder, self._carry_out, self._alone, self.emit
         )
         self._ringer = Ringer(AlarmDoors(world, self.book), errand)
 
     async def work(self) -> None:
-        """Fire, and wait until something is due, over and over."""
-        world = self._world
+        """Ring as an instance does; some processes fire by calls, over and over."""
+        if self._world.dice() < _BY_CALLS:
+            await self._call()
+        bell = Bell(self._world)
+        await ring(self, bell, emit=self.emit, look=self._shared.policy.lease)
+
+    def shift(self, lanes: Lanes, nudge: Callable[[], None]) -> Shift:
+        """Return what fires alarms as they come due."""
+        return Shift(self._ringer, lanes, nudge, workers=self._workers())
+
+    async def _call(self) -> None:
+        world, lease = self._world, self._shared.policy.lease
         while True:
             try:
-                await self._ringer.fire(limit=8, workers=1 + int(world.dice() * 3))
+                await self._ringer.fire(limit=8, workers=self._workers())
                 due_in = await self._ringer.due_in()
-            except (OutcomeUnknown, StoreUnavailable, Interrupted):
+            except (OutcomeUnknown, StoreUnavailable):
                 due_in = 0.0
-            rest = self._shared.policy.lease if due_in is None else due_in
-            await world.sleep(0.01 + min(rest, self._shared.policy.lease))
+            await world.sleep(0.01 + (lease if due_in is None else min(due_in, lease)))
+
+    def _workers(self) -> int:
+        return 1 + int(self._world.dice() * MOST_WORKERS)
 
     def emit(self, event: object) -> None:
         """Hear what the flows say; the server knows better."""
@@ -256,7 +107,7 @@ class AlarmWorker:
         return Holder(self._world.nonce(), self._world.clocks.name, self._pid)
 
     def _alone(self) -> bool:
-        return self._active == 0
+        return True  # but for alarms nothing runs here
 
     async def _carry_out(self, claimed: ClaimedAlarm, sent: float) -> AlarmEnd | None:
         record = claimed.record
@@ -271,13 +122,13 @@ class AlarmWorker:
         course = AlarmCourse(self._world, claimed, hold, self._shared.policy, emit=self.emit)
         hold.beats_by(lambda _store, ttl: course.keep_alive(self.book, ttl))
         ended: AlarmEnd | None = None
-        self._active += 1
         self.charges.add(hold)
         try:
             doors = AlarmDoors(self._world, self.book)
-            ended = await ring(doors, course, self._handle, emit=self.emit)
+            ended = await fire(doors, course, self._handle, emit=self.emit)
+        except Interrupted:
+            return None  # it was given back
         finally:
-            self._active -= 1
             hold.released = True
             self.charges.remove(hold)
             if ended is None:
@@ -286,8 +137,17 @@ class AlarmWorker:
 
     async def _handle(self, course: AlarmCourse) -> None:
         """Be a handler: work, act while it may, and end in one of many ways."""
+        world = self._world
+        alone = "alone" if course.alarm.solitary else ""
+        self._note("began", course, alone)
+        try:
+            await self._go_through(course)
+        finally:
+            if not world.crashed:
+                self._note("over", course)
+
+    async def _go_through(self, course: AlarmCourse) -> None:
         world, ttl = self._world, self._shared.policy.lease
-        self._note("began", course)
         mood = 1.0 if self.calm else world.dice()
         if mood > 0.5 and world.dice() < 0.4 and not self.calm:
             course.rearm = Rearm(None, after=world.dice() * ttl)
@@ -315,7 +175,7 @@ class AlarmWorker:
         if self._world.clocks.boottime() - asked < MARGIN:
             self._note("acted", course)
 
-    def _note(self, what: str, course: AlarmCourse) -> None:
+    def _note(self, what: str, course: AlarmCourse, detail: str = "") -> None:
         firing = course.firing
         self._shared.recorder.note(
             what,
@@ -323,6 +183,7 @@ class AlarmWorker:
             firing.key,
             firing.nonce,
             firing.token,
+            detail=detail,
             number=firing.generation,
         )
 

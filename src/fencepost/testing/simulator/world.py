@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from fencepost.testing.simulator.scheduler import Scheduler
     from fencepost.world.api import Flow, T
@@ -97,6 +98,35 @@ class SimulatedSignal:
         return True
 
 
+class SimulatedLanes:
+    """Flows of one process, beside the one that begins them. An error ends the simulation."""
+
+    def __init__(self, world: SimulatedWorld) -> None:
+        self._world, self._count = world, 0
+        self._over = world.signal()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        while self._count and not self._world.crashed:
+            self._over.clear()
+            await self._over.wait(None)
+
+    def begin(self, flow: Flow[None]) -> None:
+        """Spawn a flow."""
+
+        async def run() -> None:
+            try:
+                await flow
+            finally:
+                self._count -= 1
+                self._over.set()
+
+        self._count += 1
+        self._world.spawn(run())
+
+
 class SimulatedWorld:
     """One process on a machine: its doors, its flows, and whether it runs, rests or is gone."""
 
@@ -165,6 +195,11 @@ class SimulatedWorld:
             if task.error is not None:
                 raise task.error
         return [task.result for task in tasks]
+
+    def lanes(self, name: str) -> SimulatedLanes:
+        """Return lanes that are flows of this process."""
+        del name  # a history knows who began
+        return SimulatedLanes(self)
 
     # What happens to a process.
 
