@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # How long others stand back at most, in seconds: whoever comes first may have a lot to think about.
 MOMENT = 0.02
 
-_here = threading.local()
+_firsts: dict[int, Precedence] = {}  # by thread
 
 
 class Precedence:
@@ -33,14 +33,14 @@ class Precedence:
 
     def take(self) -> None:
         """Come first from now on, in this thread."""
-        _here.precedence = self
+        _firsts[threading.get_ident()] = self
         if self._lends and not self._has:
             self._turn.acquire()
             self._has = True
 
     def leave(self) -> None:
         """Come first no more."""
-        _here.precedence = None
+        _firsts.pop(threading.get_ident(), None)
         self._lend()
 
     def stand_back(self) -> None:
@@ -86,4 +86,4 @@ _NOBODY = _Nobody()
 
 def waiting() -> Precedence | _Nobody:
     """Return the context in which this thread waits for a server."""
-    return getattr(_here, "precedence", None) or _NOBODY
+    return _firsts.get(threading.get_ident(), _NOBODY) if _firsts else _NOBODY
