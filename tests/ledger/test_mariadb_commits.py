@@ -64,6 +64,20 @@ def test_a_tick_ends_more_than_fits_into_one_packet(ledger: MariaLedger, server:
         assert (run.state, run.checkpoint) == (State.SUCCEEDED, LARGE)
 
 
+def test_a_lost_run_is_swept_however_large_its_checkpoint_is(
+    ledger: MariaLedger, server: MariaDB
+) -> None:
+    """What is sorted as whole rows has to fit into a buffer of the server's, of 256 KiB."""
+    for key in (RunKey("a", 1000), RunKey("b", 1000)):
+        attempt = claimed(ledger, key, key.job)
+        finish(ledger.save(attempt, checkpoint=json.dumps("x" * 900_000)))
+    gone = f"UPDATE fencepost_lease SET expires_us = 1 WHERE namespace = '{ledger.namespace}'"
+    server.run(gone, database="packets")
+    ticked = finish(ledger.planner.tick(Ask(_want, "x", 2, [], sweep=True)))
+    runs = [begun.claimed.run for begun in ticked.begun]
+    assert [run and run.losses for run in runs] == [1, 1]
+
+
 def test_packets_are_one_transaction_of_which_only_the_last_can_be_in_doubt(
     server: MariaDB,
 ) -> None:
