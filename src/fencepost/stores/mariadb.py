@@ -37,6 +37,7 @@ from fencepost.stores.api import Capabilities
 from fencepost.stores.mariadb_examined import examined
 from fencepost.stores.mariadb_place import MariaPlace, wake
 from fencepost.world.mariadb import TIMEOUT, Address, MariaServer
+from fencepost.world.mariadb_batch import Part, Statement
 from fencepost.world.mariadb_errors import NoTable, RowExists
 
 TYPE_CHECKING = False
@@ -46,10 +47,17 @@ if TYPE_CHECKING:
     from fencepost.model.symptom import Symptom
     from fencepost.world.api import World
     from fencepost.world.mariadb import Answer
+    from fencepost.world.mariadb_batch import Transaction
 
 _OPTIONS = ("timeout", "tls", "ca", "socket")
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
+
+# What is said in a transaction; the last of it is who is first in line.
+_FIND_TO_BREAK, *_BREAK = (
+    Statement((Part(text),))
+    for text in (sql.FIND_TO_BREAK, sql.BREAK, sql.RECORD_BREAK, sql.FIRST_IN_LINE)
+)
 
 
 def open_mariadb(world: World, address: str, *, namespace: str) -> MariaStore:
@@ -243,28 +251,25 @@ class MariaStore:
         self._peek(name)  # so that the tables are there
         values = self._which(name) | {"token": token, "operator": operator, "reason": reason}
 
-        def take_away(db: Any) -> int:
-            with db.cursor() as cursor:
-                cursor.execute(sql.FIND_TO_BREAK, values)
-                found = cursor.fetchall()
-                row = sql.row_of(found[0][0]) if found else None
-                if row is None or row.record.token != token:
-                    highest = 0 if row is None else row.record.token
-                    raise TokenStale(name, token=token, highest=highest)
-                fresh = next_token(token, store_us=row.now_us)
-                more = {
-                    "new_token": fresh,
-                    "holder": str(row.record.holder),
-                    "ended": f"it was broken by {operator}: {reason}",
-                }
-                cursor.execute(sql.BREAK, values | more)
-                cursor.execute(sql.RECORD_BREAK, values | more)
-            return fresh
+        def take_away(transaction: Transaction) -> tuple[int, int | None]:
+            [found] = transaction.batch([(_FIND_TO_BREAK, values)])
+            row = sql.row_of(found.rows[0][0]) if found.rows else None
+            if row is None or row.record.token != token:
+                highest = 0 if row is None else row.record.token
+                raise TokenStale(name, token=token, highest=highest)
+            fresh = next_token(token, store_us=row.now_us)
+            more = values | {
+                "new_token": fresh,
+                "holder": str(row.record.holder),
+                "ended": f"it was broken by {operator}: {reason}",
+                "line": self._line(name),
+            }
+            [*_, first] = transaction.batch([(step, more) for step in _BREAK], last=True)
+            return fresh, first.rows[0][0]
 
-        fresh = self.server.transact(take_away)
-        [first] = self._run("SELECT IS_USED_LOCK(%(line)s)", {"line": self._line(name)})
-        if first.rows[0][0]:
-            wake(self.server, first.rows[0][0])
+        fresh, first = self.server.transaction(take_away)
+        if first:
+            wake(self.server, first)
         return fresh
 
     # Facts.

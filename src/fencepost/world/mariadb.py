@@ -141,33 +141,6 @@ class MariaServer:
 
         return self._tried(whole, changes=True, patience=None)
 
-    def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` inside of one transaction and commit it."""
-
-        def whole(connection: Connection) -> T:
-            committing, bounds = False, bounds_of(connection)
-            try:
-                _said(connection, bounds.before)
-                connection.begin()
-                result = work(connection)
-                _said(connection, bounds.after)
-                committing = True
-                connection.commit()
-            except FencepostError:
-                connection.rollback()
-                _said(connection, bounds.after)
-                raise
-            except pymysql.Error as error:
-                if committing and fate(error) is not Trouble.PASSING:
-                    raise _Unheard from error
-                force_close(connection)  # and with it the transaction
-                if fate(error) is Trouble.UNKNOWN:
-                    raise StoreUnavailable(f"{self.address} was lost: {_words(error)}") from error
-                raise
-            return result
-
-        return self._tried(whole, changes=True, patience=None)
-
     def bell(self) -> Bell:
         """Return a connection for answers that may take long."""
         self._mind_forks()
@@ -440,11 +413,6 @@ def _exchange(connection: Connection, text: str, values: Mapping[str, object]) -
     except pymysql.Error as error:  # the first one has been committed
         raise _Unheard from error
     return answers
-
-
-def _said(connection: Connection, texts: Sequence[str]) -> None:
-    for text in texts:
-        connection.query(text)
 
 
 def _socket(connection: Connection) -> Any:

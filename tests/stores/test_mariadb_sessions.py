@@ -1,0 +1,86 @@
+"""What is left on a session of MariaDB or MySQL, or is set on a server, takes nobody's lease."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+import pytest
+from test_mariadb_promises import TTL, holder, opened
+
+from fencepost.errors import TokenStale
+from fencepost.world.flow import finish
+from mariaplace import KINDS, Place, emptied
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fencepost.stores.mariadb import MariaStore
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest) -> Place:
+    return emptied(request.param, request.node.nodeid)
+
+
+@pytest.fixture
+def store(database: Place) -> Iterator[MariaStore]:
+    store = opened(database.url())
+    yield store
+    finish(store.close())
+
+
+class Sent:
+    """The packets that were sent, each with an answer of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.packets: list[str] = []
+        connection: Any = pymysql.Connection
+        send = connection._execute_command
+
+        def noted(this: Any, command: int, text: Any) -> Any:
+            self.packets.append(text if isinstance(text, str) else text.decode())
+            return send(this, command, text)
+
+        monkeypatch.setattr(connection, "_execute_command", noted)
+
+    def take(self) -> list[str]:
+        taken, self.packets = self.packets, []
+        return taken
+
+
+def test_a_break_is_three_round_trips_and_one_to_wake_the_first(
+    store: MariaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = finish(store.acquire("x", holder=holder(), ttl=TTL)).token
+    sent = Sent(monkeypatch)
+    broken = finish(store.break_("x", token=token, reason="it hangs", operator="me"))
+    assert len(sent.take()) == 3
+    place = finish(store.line("x"))
+    assert place is not None
+    assert finish(place.turn(5.0))
+    sent.take()
+    finish(store.break_("x", token=broken, reason="it hangs\0 again", operator="me"))
+    *packets, last = sent.take()
+    assert len(packets) == 3
+    assert last.startswith("KILL QUERY")
+    finish(place.leave(served=False))
+
+
+def test_who_is_stopped_in_a_break_keeps_the_lease_locked_for_seconds_at_most(
+    store: MariaStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On MySQL a session in a transaction has three seconds, until the packet that ends it."""
+    token = finish(store.acquire("x", holder=holder(), ttl=TTL)).token
+    sent = Sent(monkeypatch)
+    with pytest.raises(TokenStale):
+        finish(store.break_("x", token=token - 1, reason="it hangs", operator="me"))
+    finish(store.break_("x", token=token, reason="it hangs", operator="me"))
+    locking = False
+    for packet in sent.take():
+        if "wait_timeout = DEFAULT" in packet:
+            assert any(end in packet for end in ("COMMIT", "ROLLBACK"))
+        if "FOR UPDATE" in packet and store.server.address.kind == "MySQL":
+            locking = True
+            assert "wait_timeout = 3" in packet
+    assert locking or store.server.address.kind == "MariaDB"
