@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pymysql
 import pytest
-from test_mariadb_promises import TTL, holder, opened
+from test_mariadb_promises import TTL, closing_store, holder, opened
 
 from fencepost.errors import TokenStale
 from fencepost.world.flow import finish
 from mariaplace import KINDS, Place, emptied
+from servers import MySQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,3 +86,25 @@ def test_who_is_stopped_in_a_break_keeps_the_lease_locked_for_seconds_at_most(
             locking = True
             assert "wait_timeout = 3" in packet
     assert locking or store.server.address.kind == "MariaDB"
+
+
+def test_a_limit_for_statements_of_the_whole_server_moves_nobody_in_line(database: Place) -> None:
+    server = database.server
+    is_mysql = isinstance(server, MySQL)
+    limit, least = ("max_execution_time", 100) if is_mysql else ("max_statement_time", 0.1)
+    server.run(f"SET GLOBAL {limit} = {least}")
+    try:
+        with closing_store(database.url()) as one, closing_store(database.url()) as other:
+            first = finish(one.line("x"))
+            assert first is not None
+            assert finish(first.turn(5.0))
+            second = finish(other.line("x"))
+            assert second is not None
+            began = time.monotonic()
+            assert not finish(second.turn(0.5))
+            assert time.monotonic() - began >= 0.5, "it was told something"
+            finish(first.leave(served=True))
+            assert finish(second.turn(5.0))
+            finish(second.leave(served=True))
+    finally:
+        server.run(f"SET GLOBAL {limit} = DEFAULT")

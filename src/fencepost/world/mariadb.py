@@ -48,13 +48,15 @@ _MOST_SPARE = 4
 # is stopped inside of a transaction loses it, and its locks, after three (MySQL: ``bounds_of``). A
 # commit begins no other transaction: what comes next would be answered, and never committed. Long
 # lists stay lists: a join or a scan in their place would read, and lock, whatever else there is.
+# And no limit of the server's ends a statement: who stands in line would lose its place, or be told
+# by MySQL that it is first.
 _INIT = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,
     completion_type = 'NO_CHAIN'
-    /*M!100300 , idle_transaction_timeout = 3 */
+    /*M!100300 , idle_transaction_timeout = 3, max_statement_time = 0 */
     /*M!100318 , in_predicate_conversion_threshold = 0 */
-    /*!80000 , range_optimizer_max_mem_size = 0 */"""
+    /*!80000 , range_optimizer_max_mem_size = 0, max_execution_time = 0 */"""
 
 
 class Address(NamedTuple):
