@@ -190,6 +190,19 @@ def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
     joined.commit(None, NOTHING)
 
 
+def test_a_limit_for_rows_that_user_code_has_set_is_no_trouble_now_nor_later(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    for item in ("x", "y"):  # the second time on the session that the first has left
+        joined = begun(ledger, attempt)
+        joined.execute("SET SESSION sql_select_limit = 0", ())
+        assert joined.once("s", item, call="1", repeat=False) is Found.FIRST
+        joined.execute("SET SESSION sql_select_limit = 0", ())
+        joined.commit(None, NOTHING)
+    assert len(home.spare(ledger)) == 1
+
+
 def test_a_commit_of_which_nobody_can_tell_is_unknown(
     home: MariaHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,8 +72,9 @@ class MariaJoined(Joined):
         self._patience = self._server.address.timeout
         self._thinking: float | None = None  # how long an answer to user code may take
         name = self._server.address.database.replace("`", "``").replace("%", "%%")
-        # User code may have gone to another database.
-        self._home: Step = (Statement((Part(f"USE `{name}`"),)), {})
+        # User code may have gone to another database, and may have asked for fewer rows.
+        home = (f"USE `{name}`", "SET SESSION sql_select_limit = DEFAULT")
+        self._home: Step = (Statement(tuple(map(Part, home))), {})
 
     @property
     def connection(self) -> Connection | None:
