@@ -97,6 +97,16 @@ def test_savepoints_are_welcome_and_temporary_tables_as_the_server_has_it(
     assert effects(home) == [1]
 
 
+def test_a_sequence_that_is_not_there_is_told_as_the_server_tells_it(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    """MariaDB has given that the number by which MySQL refuses temporary tables."""
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    with pytest.raises(pymysql.Error, match=r"SEQUENCE|does not exist"):
+        joined.execute("SELECT NEXTVAL(nowhere)", ())
+    joined.commit(None, NOTHING)
+
+
 def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(
     home: MariaHome, ledger: DraftLedger
 ) -> None:

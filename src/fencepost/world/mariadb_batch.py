@@ -120,8 +120,13 @@ _MYSQL = Bounds(
 
 def bounds_of(connection: Connection) -> Bounds:
     """Return how transactions begin and end on a server: MariaDB, or else MySQL."""
+    return _MYSQL if is_mysql(connection) else _PLAIN
+
+
+def is_mysql(connection: Connection) -> bool:
+    """Say which of the two kinds of servers it is."""
     version: str = connection.server_version  # type: ignore[attr-defined]
-    return _PLAIN if "mariadb" in version.lower() else _MYSQL
+    return "mariadb" not in version.lower()
 
 
 class Transaction:
