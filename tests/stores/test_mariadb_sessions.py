@@ -1,4 +1,4 @@
-"""What is left on a session of MariaDB or MySQL, or is set on a server, takes nobody's lease."""
+"""What a session of MariaDB or MySQL is left with, what a server is set to, what a URL says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pymysql
 import pytest
 from test_mariadb_promises import TTL, closing_store, holder, opened
 
-from fencepost.errors import TokenStale
+from fencepost.errors import BadUrl, TokenStale
+from fencepost.stores.open import open_store
+from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 from mariaplace import KINDS, Place, emptied
 from servers import MySQL
@@ -108,3 +110,23 @@ def test_a_limit_for_statements_of_the_whole_server_moves_nobody_in_line(databas
             finish(second.leave(served=True))
     finally:
         server.run(f"SET GLOBAL {limit} = DEFAULT")
+
+
+@pytest.mark.parametrize(("scheme", "name"), [("mariadb", "MariaDB"), ("mysql", "MySQL")])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("u:hunter2@host:port/x", "u:hunter2@/", "u:hunter2@host/x?speed=9"),
+        *("u:hunter2@host/x?tls=maybe", "u:hunter2@host/x?timeout=0"),
+    ],
+)
+def test_a_url_that_cannot_be_one_is_called_what_its_writer_calls_it(
+    scheme: str, name: str, rest: str
+) -> None:
+    with pytest.raises(BadUrl) as caught:
+        open_store(f"{scheme}://{rest}", BlockingWorld(), namespace="default")
+    said = str(caught.value)
+    others = {"MariaDB", "MySQL"} - {name}
+    assert name in said
+    assert not any(other in said or f"{other.lower()}://" in said for other in others)
+    assert "hunter2" not in said

@@ -67,12 +67,14 @@ def open_mariadb(world: World, address: str, *, namespace: str) -> MariaStore:
 
 def open_mysql(world: World, address: str, *, namespace: str) -> MariaStore:
     """Open ``mysql://user:password@host:3306/database``; the same, under the other name."""
-    named = read_address(address)._replace(kind="MySQL")
-    return MariaStore(world, named, namespace=namespace)
+    return MariaStore(world, read_address(address, kind="MySQL"), namespace=namespace)
 
 
-def read_address(address: str) -> Address:
-    """Return what follows ``mariadb://`` as values, or a sentence about what is wrong with it."""
+def read_address(address: str, *, kind: str = "MariaDB") -> Address:
+    """Return what follows ``mariadb://`` as values, or a sentence about what is wrong with it.
+
+    ``kind`` is what whoever wrote the URL calls the server.
+    """
     from urllib.parse import parse_qsl, unquote, urlsplit
 
     try:
@@ -83,27 +85,26 @@ def read_address(address: str) -> Address:
     except ValueError as error:
         hidden = "" if parts_secret(address) else f": {error}"
         raise BadUrl(
-            f"a MariaDB URL cannot be read{hidden}; write mariadb://user:password@host:3306/database"
-            " with special characters as %XX"
+            f"a {kind} URL cannot be read{hidden}; write {kind.lower()}://user:password@host:3306/"
+            "database with special characters as %XX"
         ) from None  # the cause may quote the password
     host, database = parts.hostname or "", unquote(parts.path[1:])
     if not database or "/" in database:
-        raise BadUrl(f"the URL of {host or 'a MariaDB'} names no database: write …@host/database")
+        raise BadUrl(f"the URL of {host or f'a {kind}'} names no database: write …@host/database")
     tls = options.pop("tls", "prefer")
     if tls not in ("off", "prefer", "require", "verify"):
-        raise BadUrl(f"tls={tls!r} in a MariaDB URL: it is off, prefer, require or verify")
+        raise BadUrl(f"tls={tls!r} in a {kind} URL: it is off, prefer, require or verify")
     ca, socket = options.pop("ca", ""), options.pop("socket", "")
     if options:
         known = ", ".join(_OPTIONS)
-        raise BadUrl(f"a MariaDB URL has the unknown options {sorted(options)}: known are {known}")
+        raise BadUrl(f"a {kind} URL has the unknown options {sorted(options)}: known are {known}")
     if not 0.1 <= timeout <= 600:
-        raise BadUrl(f"timeout={timeout:g} in a MariaDB URL: it must be 0.1 to 600 seconds")
+        raise BadUrl(f"timeout={timeout:g} in a {kind} URL: it must be 0.1 to 600 seconds")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if ca:
         tls = "verify"
-    return Address(
-        host or "localhost", port, user, password, database, socket, tls=tls, ca=ca, timeout=timeout
-    )
+    where = (host or "localhost", port, user, password, database, socket)
+    return Address(*where, tls=tls, ca=ca, timeout=timeout, kind=kind)
 
 
 def parts_secret(address: str) -> bool:
