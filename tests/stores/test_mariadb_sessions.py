@@ -10,11 +10,12 @@ import pytest
 from test_mariadb_promises import TTL, closing_store, holder, opened
 
 from fencepost.errors import BadUrl, TokenStale
+from fencepost.model.symptom import Severity
 from fencepost.stores.open import open_store
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from mariaplace import KINDS, Place, emptied
-from servers import MySQL
+from mariaplace import KINDS, LOGGED, Place, emptied
+from servers import MySQL, shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,6 +111,26 @@ def test_a_limit_for_statements_of_the_whole_server_moves_nobody_in_line(databas
             finish(second.leave(served=True))
     finally:
         server.run(f"SET GLOBAL {limit} = DEFAULT")
+
+
+@pytest.mark.parametrize("kind", LOGGED)
+def test_a_binary_log_that_is_flushed_when_it_suits_the_server_is_a_risk(kind: str) -> None:
+    server = shared(LOGGED[kind])
+    with closing_store(server.database("flushed")) as store:
+        finish(store.views())
+
+        def found() -> dict[str, Severity]:
+            return {symptom.code: symptom.severity for symptom in finish(store.examine())}
+
+        assert found() == {"mariadb.replicas": Severity.NOTE}
+        server.run("SET GLOBAL sync_binlog = 100")
+        try:
+            assert found()["mariadb.sync_binlog"] is Severity.RISK
+            [risk] = [one for one in finish(store.examine()) if one.severity is Severity.RISK]
+            assert "sync_binlog is 100" in risk.what
+            assert risk.remedy == "set sync_binlog = 1"
+        finally:
+            server.run("SET GLOBAL sync_binlog = 1")
 
 
 @pytest.mark.parametrize(("scheme", "name"), [("mariadb", "MariaDB"), ("mysql", "MySQL")])

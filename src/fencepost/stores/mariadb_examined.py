@@ -147,6 +147,15 @@ def _log(found: dict[str, str]) -> Iterator[Symptom]:
             "binlog_format is STATEMENT: the server refuses every change of a lease",
             "set binlog_format to MIXED or ROW",
         )
+    sync = found.get("sync_binlog", "1")
+    if logging and sync != "1":
+        yield Symptom(
+            "mariadb.sync_binlog",
+            Severity.RISK,
+            f"sync_binlog is {sync}: after a power cut the server takes back what its binary log "
+            "lacks, which may be a grant that was acknowledged, and replicas may differ from it",
+            "set sync_binlog = 1",
+        )
     if _read_only(found):
         yield Symptom(
             "mariadb.read_only",
