@@ -15,6 +15,7 @@ from fencepost.stores.mariadb import read_address
 from fencepost.world.mariadb_batch import Transaction, is_quiet
 from fencepost.world.postgres_session import Session
 from marialab import opened_mariadb
+from mariaplace import LoggedMySQL
 from pglab import opened_postgres
 from servers import MariaDB, MySQL, Postgres, shared
 from servers.running import give_to_nobody
@@ -132,6 +133,12 @@ class MariaHome(Home):
 
 class MySQLHome(MariaHome):
     kind = MySQL
+
+
+class LoggedMySQLHome(MySQLHome):
+    """As most are: it writes a binary log as well."""
+
+    kind = LoggedMySQL
 
 
 HOMES = (PostgresHome(), MariaHome(), MySQLHome())

@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 KINDS = {"mariadb": MariaDB, "mysql": MySQL}
 
 
+class LoggedMariaDB(MariaDB):
+    """A server that writes a binary log as well, and flushes it at each commit."""
+
+    settings = ("--log-bin=log", "--server-id=1", "--sync-binlog=1")
+
+
+class LoggedMySQL(MySQL):
+    """The same of the other one, which does so unless it is told not to."""
+
+    settings = LoggedMariaDB.settings
+
+
+LOGGED = {"mariadb": LoggedMariaDB, "mysql": LoggedMySQL}
+
+
 class Place(NamedTuple):
     """A database of one of the servers; as text it is its name."""
 

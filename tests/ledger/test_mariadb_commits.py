@@ -17,8 +17,9 @@ from fencepost.model.ending import Settled
 from fencepost.model.lease import Holder
 from fencepost.model.run import State
 from fencepost.model.slot import RunKey
+from fencepost.world import mariadb_batch
 from fencepost.world.flow import finish
-from fencepost.world.mariadb_batch import said
+from fencepost.world.mariadb_batch import Transaction, said
 from joinlab import until
 from marialab import QUICK, fresh_namespace, opened_mariadb
 from proxy import Proxy
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fencepost.ledger.mariadb import MariaLedger
-    from fencepost.world.mariadb_batch import Transaction
 
 LARGE = json.dumps("x" * 1_000_000)
 
@@ -62,6 +62,20 @@ def test_a_tick_ends_more_than_fits_into_one_packet(ledger: MariaLedger, server:
         run = finish(ledger.find(key))
         assert run is not None
         assert (run.state, run.checkpoint) == (State.SUCCEEDED, LARGE)
+
+
+def test_a_lost_run_is_swept_however_large_its_checkpoint_is(
+    ledger: MariaLedger, server: MariaDB
+) -> None:
+    """What is sorted as whole rows has to fit into a buffer of the server's, of 256 KiB."""
+    for key in (RunKey("a", 1000), RunKey("b", 1000)):
+        attempt = claimed(ledger, key, key.job)
+        finish(ledger.save(attempt, checkpoint=json.dumps("x" * 900_000)))
+    gone = f"UPDATE fencepost_lease SET expires_us = 1 WHERE namespace = '{ledger.namespace}'"
+    server.run(gone, database="packets")
+    ticked = finish(ledger.planner.tick(Ask(_want, "x", 2, [], sweep=True)))
+    runs = [begun.claimed.run for begun in ticked.begun]
+    assert [run and run.losses for run in runs] == [1, 1]
 
 
 def test_packets_are_one_transaction_of_which_only_the_last_can_be_in_doubt(
@@ -111,6 +125,41 @@ def test_who_is_between_two_questions_of_a_transaction_has_seconds_and_later_all
     assert within == 3
     [[session, everybody, same]] = door.ask(wait, {})
     assert (session, same) == (everybody, number)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_whatever_takes_several_packets_is_bounded_from_its_first_to_its_commit(
+    server: MariaDB, ledger: MariaLedger, monkeypatch: pytest.MonkeyPatch, *, asked: bool
+) -> None:
+    """MySQL has no other limit for whoever is stopped between two of them."""
+    sent: list[list[str]] = []
+    exchange = Transaction._exchange
+
+    def noted(transaction: Transaction, packet: list[str]) -> object:
+        sent.append(packet)
+        return exchange(transaction, packet)
+
+    monkeypatch.setattr(Transaction, "_exchange", noted)
+    monkeypatch.setattr(mariadb_batch, "_PACKET", 1_000)
+    door, question = ledger.leases.server, said("DO LENGTH(:text)")
+    begin, end = "SET SESSION wait_timeout = 3", "SET SESSION wait_timeout = DEFAULT"
+    alone = 0
+    for length in range(900, 1_001):
+
+        def work(transaction: Transaction, length: int = length) -> None:
+            if asked:
+                transaction.batch([(question, {"text": ""})])
+            halves = ("x" * (length // 2), "x" * (length - length // 2))
+            transaction.batch([(question, {"text": half}) for half in halves], last=True)
+
+        sent.clear()
+        door.transaction(work)
+        alone += len(sent) == 1
+        assert sent[-1][-1] == "COMMIT"
+        if isinstance(server, MySQL):
+            bounded = (begin in sent[0], end in sent[-1], any(end in one for one in sent[:-1]))
+            assert bounded == (len(sent) > 1, len(sent) > 1, False), length
+    assert (alone > 10) is not asked
 
 
 class Chained(MariaDB):

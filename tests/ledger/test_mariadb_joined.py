@@ -97,6 +97,16 @@ def test_savepoints_are_welcome_and_temporary_tables_as_the_server_has_it(
     assert effects(home) == [1]
 
 
+def test_a_sequence_that_is_not_there_is_told_as_the_server_tells_it(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    """MariaDB has given that the number by which MySQL refuses temporary tables."""
+    joined = begun(ledger, claimed(ledger, KEY, "a"))
+    with pytest.raises(pymysql.Error, match=r"SEQUENCE|does not exist"):
+        joined.execute("SELECT NEXTVAL(nowhere)", ())
+    joined.commit(None, NOTHING)
+
+
 def test_who_is_undone_by_a_deadlock_commits_nothing_of_it(
     home: MariaHome, ledger: DraftLedger
 ) -> None:
@@ -188,6 +198,19 @@ def test_a_session_that_was_left_serializable_keeps_nobody_from_keeping_the_run(
     joined = begun(ledger, attempt)
     assert not finish(ledger.beat(attempt, ttl=30.0))
     joined.commit(None, NOTHING)
+
+
+def test_a_limit_for_rows_that_user_code_has_set_is_no_trouble_now_nor_later(
+    home: MariaHome, ledger: DraftLedger
+) -> None:
+    attempt = claimed(ledger, KEY, "a")
+    for item in ("x", "y"):  # the second time on the session that the first has left
+        joined = begun(ledger, attempt)
+        joined.execute("SET SESSION sql_select_limit = 0", ())
+        assert joined.once("s", item, call="1", repeat=False) is Found.FIRST
+        joined.execute("SET SESSION sql_select_limit = 0", ())
+        joined.commit(None, NOTHING)
+    assert len(home.spare(ledger)) == 1
 
 
 def test_a_commit_of_which_nobody_can_tell_is_unknown(

@@ -328,10 +328,10 @@ def test_who_is_stopped_inside_of_a_claim_keeps_others_from_the_lock_for_seconds
 
 
 @pytest.mark.parametrize(
-    "version", ["8.0.28", "8.0.9-log", "5.7.44-log", "10.5.23-MariaDB-1:10.5.23", "new"]
+    "version", ["8.0.29", "8.0.9-log", "5.7.44-log", "10.5.23-MariaDB-1:10.5.23", "new"]
 )
 def test_a_server_without_what_the_ledger_needs_is_refused_by_name(version: str) -> None:
-    with pytest.raises(StoreUnfit, match=rf"MySQL 8\.0\.29 or.*{re.escape(version)}"):
+    with pytest.raises(StoreUnfit, match=rf"MySQL 8\.0\.30 or.*{re.escape(version)}"):
         refuse_other(version)
 
 
@@ -339,7 +339,7 @@ def test_a_server_without_what_the_ledger_needs_is_refused_by_name(version: str)
     "version",
     [
         *("10.6.0-MariaDB", "5.5.5-10.11.6-MariaDB-0+deb12u1", "11.4.2-MariaDB"),
-        *("8.0.29", "8.0.36-0ubuntu0.22.04.1", "8.4.3", "9.7.4-2"),
+        *("8.0.30", "8.0.36-0ubuntu0.22.04.1", "8.4.3", "9.7.4-2"),
     ],
 )
 def test_a_server_that_has_it_is_taken(version: str) -> None:

@@ -43,8 +43,9 @@ CREATE TABLE IF NOT EXISTS fencepost_schema (
 _SET_VERSION = f"""
 INSERT INTO fencepost_schema (part, version) VALUES ('{PART}', {len(STEPS)})
     ON DUPLICATE KEY UPDATE version = GREATEST(version, VALUES(version))"""
-# With SKIP LOCKED and JSON_TABLE; and triggers that are made unless they are there.
-_OLDEST_MARIADB, _OLDEST_MYSQL = (10, 6, 0), (8, 0, 29)
+# With SKIP LOCKED and JSON_TABLE; with triggers that are made unless they are there, and XA
+# transactions that a crash leaves whole beside a binary log.
+_OLDEST_MARIADB, _OLDEST_MYSQL = (10, 6, 0), (8, 0, 30)
 _FIND_SERVER = said("SELECT VERSION()")
 _FIND_VERSION = said(f"SELECT version FROM fencepost_schema WHERE part = '{PART}'")
 
@@ -64,7 +65,7 @@ def refuse_other(version: str) -> None:
     oldest = _OLDEST_MARIADB if "mariadb" in version.lower() else _OLDEST_MYSQL
     if found is None or tuple(map(int, found.groups())) < oldest:
         raise StoreUnfit(
-            f"jobs need MariaDB 10.6 or MySQL 8.0.29 or newer, and this server is {version!r}: "
+            f"jobs need MariaDB 10.6 or MySQL 8.0.30 or newer, and this server is {version!r}: "
             "keep them in another database, and the leases here if you like (leases=…)"
         )
 

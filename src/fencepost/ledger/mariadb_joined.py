@@ -22,9 +22,10 @@ from fencepost.world.mariadb_batch import (
     Transaction,
     drain,
     force_close,
+    is_mysql,
     rendered,
 )
-from fencepost.world.mariadb_errors import Trouble, fate, has_moved, told
+from fencepost.world.mariadb_errors import Misstep, Trouble, fate, has_moved, misstep, told
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,22 +43,22 @@ if TYPE_CHECKING:
 # A commit that is being written takes a moment; one that never arrived takes as long as it likes.
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 _LONGEST = 31_536_000  # the server's own bound of all its limits, in seconds
-_XA_STATE = 1399  # a statement that the transaction's state does not allow
-_XA_UNDONE = frozenset({1402, 1613, 1614})  # MySQL says of each what has undone it
-_XA_TEMPORARY = 4091
 
-_WOULD_END_IT = (
-    "the server refuses a statement that would end the transaction, and so its guard: leave BEGIN, "
-    "COMMIT and ROLLBACK to run.transaction(), and create, alter and drop tables outside of it"
-)
-_UNDONE = (
-    "the server has undone the transaction, as one of a deadlock: let the error out of the block, "
-    "and have the whole block done again"
-)
-_NO_TEMPORARY = (
-    "MySQL refuses temporary tables in run.transaction(), unless its xa_detach_on_prepare is OFF: "
-    "have it so, or make them elsewhere"
-)
+_SENTENCES = {
+    Misstep.ENDING: (
+        "the server refuses a statement that would end the transaction, and so its guard: leave "
+        "BEGIN, COMMIT and ROLLBACK to run.transaction(), and create, alter and drop tables "
+        "outside of it"
+    ),
+    Misstep.UNDONE: (
+        "the server has undone the transaction, as one of a deadlock: let the error out of the "
+        "block, and have the whole block done again"
+    ),
+    Misstep.TEMPORARY: (
+        "MySQL refuses temporary tables in run.transaction(), unless its xa_detach_on_prepare is "
+        "OFF: have it so, or make them elsewhere"
+    ),
+}
 
 
 class MariaJoined(Joined):
@@ -68,12 +69,14 @@ class MariaJoined(Joined):
         self._server = ledger.leases.server
         self._xid = ledger.nonce()
         self._inside: Transaction | None = None
+        self._of_mysql = False  # until there is a connection
         self._connection: Connection | None = None
         self._patience = self._server.address.timeout
         self._thinking: float | None = None  # how long an answer to user code may take
         name = self._server.address.database.replace("`", "``").replace("%", "%%")
-        # User code may have gone to another database.
-        self._home: Step = (Statement((Part(f"USE `{name}`"),)), {})
+        # User code may have gone to another database, and may have asked for fewer rows.
+        home = (f"USE `{name}`", "SET SESSION sql_select_limit = DEFAULT")
+        self._home: Step = (Statement(tuple(map(Part, home))), {})
 
     @property
     def connection(self) -> Connection | None:
@@ -86,7 +89,8 @@ class MariaJoined(Joined):
         try:
             cursor.execute(sql, parameters or None)  # without values a % is a %
         except pymysql.Error as error:
-            _explain(error)
+            if (misused := self._misused(error)) is not None:
+                raise misused from error
             raise
         return cursor
 
@@ -96,7 +100,8 @@ class MariaJoined(Joined):
         try:
             cursor.executemany(sql, parameters)
         except pymysql.Error as error:
-            _explain(error)
+            if (misused := self._misused(error)) is not None:
+                raise misused from error
             raise
         return cursor
 
@@ -147,6 +152,7 @@ class MariaJoined(Joined):
             (end, f"XA COMMIT '{self._xid}' ONE PHASE"),
             (end, f"XA ROLLBACK '{self._xid}'"),
         )
+        self._of_mysql = is_mysql(connection)
         self._connection, self._inside = connection, Transaction(connection, bounds)
         return self._all_asked([guard])[-1].rows
 
@@ -211,12 +217,17 @@ class MariaJoined(Joined):
         assert connection is not None, "whoever executes has looked whether it is over"
         return connection.cursor()
 
+    def _misused(self, error: pymysql.Error) -> Misuse | None:
+        """Return what user code did wrong, if that is why the server refuses."""
+        what = misstep(error, of_mysql=self._of_mysql)
+        return None if what is None else Misuse(_SENTENCES[what])
+
     def _why(self, error: pymysql.Error) -> Exception:
         """Return why the server has not done it."""
         if has_moved(error):
             return self._why_not_ours()
         words = str(error.args[-1])
-        if (misused := _misused(error)) is not None:
+        if (misused := self._misused(error)) is not None:
             return misused
         if fate(error) is not Trouble.REFUSED:
             return StoreUnavailable(f"nothing was committed to {self._server.address}: {words}")
@@ -259,19 +270,3 @@ class MariaJoined(Joined):
         living, here = lives.rows[0]
         known = bool(fated.rows) and here == server and fated.rows[0][0] is not None
         return bool(living), bool(fated.rows[0][0]) if known else None
-
-
-def _explain(error: pymysql.Error) -> None:
-    """Raise what user code did wrong, if the server has refused to have its transaction ended."""
-    misused = _misused(error)
-    if misused is not None:
-        raise misused from error
-
-
-def _misused(error: pymysql.Error) -> Misuse | None:
-    code, words = error.args[0], str(error.args[-1])
-    if code in _XA_UNDONE or (code == _XA_STATE and "ROLLBACK" in words):
-        return Misuse(_UNDONE)
-    if code == _XA_TEMPORARY:
-        return Misuse(_NO_TEMPORARY)
-    return Misuse(_WOULD_END_IT) if code == _XA_STATE else None

@@ -115,6 +115,8 @@ _LOST = f"""
 
 # Found first and locked then: of rows that are looked at to be locked those of the living stay so,
 # too, and nobody could beat or end until the tick has. Whether they are lost is decided later on.
+# Put in order before they are joined: MySQL would sort whole rows, checkpoints and all, which have
+# to fit into its sort buffer.
 FIND_LOST = said(f"""
 SELECT {SEEN_RUN}
   FROM (SELECT run.job, run.slot, run.manual, run.rerun
@@ -124,7 +126,7 @@ SELECT {SEEN_RUN}
     ON run.namespace = :namespace AND run.job = lost.job AND run.slot = lost.slot
    AND run.manual = lost.manual AND run.rerun = lost.rerun
  WHERE run.live = 'running'
- ORDER BY run.job, run.slot, run.manual, run.rerun
+ ORDER BY lost.job, lost.slot, lost.manual, lost.rerun
    FOR UPDATE SKIP LOCKED""")
 
 FIND_GRANTED = said(f"""

@@ -37,6 +37,7 @@ from fencepost.stores.api import Capabilities
 from fencepost.stores.mariadb_examined import examined
 from fencepost.stores.mariadb_place import MariaPlace, wake
 from fencepost.world.mariadb import TIMEOUT, Address, MariaServer
+from fencepost.world.mariadb_batch import Part, Statement
 from fencepost.world.mariadb_errors import NoTable, RowExists
 
 TYPE_CHECKING = False
@@ -46,10 +47,17 @@ if TYPE_CHECKING:
     from fencepost.model.symptom import Symptom
     from fencepost.world.api import World
     from fencepost.world.mariadb import Answer
+    from fencepost.world.mariadb_batch import Transaction
 
 _OPTIONS = ("timeout", "tls", "ca", "socket")
 # Each race that is lost was won by somebody: this many in a row means that something is wrong.
 _MOST_RACES = 100
+
+# What is said in a transaction; the last of it is who is first in line.
+_FIND_TO_BREAK, *_BREAK = (
+    Statement((Part(text),))
+    for text in (sql.FIND_TO_BREAK, sql.BREAK, sql.RECORD_BREAK, sql.FIRST_IN_LINE)
+)
 
 
 def open_mariadb(world: World, address: str, *, namespace: str) -> MariaStore:
@@ -59,12 +67,14 @@ def open_mariadb(world: World, address: str, *, namespace: str) -> MariaStore:
 
 def open_mysql(world: World, address: str, *, namespace: str) -> MariaStore:
     """Open ``mysql://user:password@host:3306/database``; the same, under the other name."""
-    named = read_address(address)._replace(kind="MySQL")
-    return MariaStore(world, named, namespace=namespace)
+    return MariaStore(world, read_address(address, kind="MySQL"), namespace=namespace)
 
 
-def read_address(address: str) -> Address:
-    """Return what follows ``mariadb://`` as values, or a sentence about what is wrong with it."""
+def read_address(address: str, *, kind: str = "MariaDB") -> Address:
+    """Return what follows ``mariadb://`` as values, or a sentence about what is wrong with it.
+
+    ``kind`` is what whoever wrote the URL calls the server.
+    """
     from urllib.parse import parse_qsl, unquote, urlsplit
 
     try:
@@ -75,27 +85,26 @@ def read_address(address: str) -> Address:
     except ValueError as error:
         hidden = "" if parts_secret(address) else f": {error}"
         raise BadUrl(
-            f"a MariaDB URL cannot be read{hidden}; write mariadb://user:password@host:3306/database"
-            " with special characters as %XX"
+            f"a {kind} URL cannot be read{hidden}; write {kind.lower()}://user:password@host:3306/"
+            "database with special characters as %XX"
         ) from None  # the cause may quote the password
     host, database = parts.hostname or "", unquote(parts.path[1:])
     if not database or "/" in database:
-        raise BadUrl(f"the URL of {host or 'a MariaDB'} names no database: write …@host/database")
+        raise BadUrl(f"the URL of {host or f'a {kind}'} names no database: write …@host/database")
     tls = options.pop("tls", "prefer")
     if tls not in ("off", "prefer", "require", "verify"):
-        raise BadUrl(f"tls={tls!r} in a MariaDB URL: it is off, prefer, require or verify")
+        raise BadUrl(f"tls={tls!r} in a {kind} URL: it is off, prefer, require or verify")
     ca, socket = options.pop("ca", ""), options.pop("socket", "")
     if options:
         known = ", ".join(_OPTIONS)
-        raise BadUrl(f"a MariaDB URL has the unknown options {sorted(options)}: known are {known}")
+        raise BadUrl(f"a {kind} URL has the unknown options {sorted(options)}: known are {known}")
     if not 0.1 <= timeout <= 600:
-        raise BadUrl(f"timeout={timeout:g} in a MariaDB URL: it must be 0.1 to 600 seconds")
+        raise BadUrl(f"timeout={timeout:g} in a {kind} URL: it must be 0.1 to 600 seconds")
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     if ca:
         tls = "verify"
-    return Address(
-        host or "localhost", port, user, password, database, socket, tls=tls, ca=ca, timeout=timeout
-    )
+    where = (host or "localhost", port, user, password, database, socket)
+    return Address(*where, tls=tls, ca=ca, timeout=timeout, kind=kind)
 
 
 def parts_secret(address: str) -> bool:
@@ -243,28 +252,25 @@ class MariaStore:
         self._peek(name)  # so that the tables are there
         values = self._which(name) | {"token": token, "operator": operator, "reason": reason}
 
-        def take_away(db: Any) -> int:
-            with db.cursor() as cursor:
-                cursor.execute(sql.FIND_TO_BREAK, values)
-                found = cursor.fetchall()
-                row = sql.row_of(found[0][0]) if found else None
-                if row is None or row.record.token != token:
-                    highest = 0 if row is None else row.record.token
-                    raise TokenStale(name, token=token, highest=highest)
-                fresh = next_token(token, store_us=row.now_us)
-                more = {
-                    "new_token": fresh,
-                    "holder": str(row.record.holder),
-                    "ended": f"it was broken by {operator}: {reason}",
-                }
-                cursor.execute(sql.BREAK, values | more)
-                cursor.execute(sql.RECORD_BREAK, values | more)
-            return fresh
+        def take_away(transaction: Transaction) -> tuple[int, int | None]:
+            [found] = transaction.batch([(_FIND_TO_BREAK, values)])
+            row = sql.row_of(found.rows[0][0]) if found.rows else None
+            if row is None or row.record.token != token:
+                highest = 0 if row is None else row.record.token
+                raise TokenStale(name, token=token, highest=highest)
+            fresh = next_token(token, store_us=row.now_us)
+            more = values | {
+                "new_token": fresh,
+                "holder": str(row.record.holder),
+                "ended": f"it was broken by {operator}: {reason}",
+                "line": self._line(name),
+            }
+            [*_, first] = transaction.batch([(step, more) for step in _BREAK], last=True)
+            return fresh, first.rows[0][0]
 
-        fresh = self.server.transact(take_away)
-        [first] = self._run("SELECT IS_USED_LOCK(%(line)s)", {"line": self._line(name)})
-        if first.rows[0][0]:
-            wake(self.server, first.rows[0][0])
+        fresh, first = self.server.transaction(take_away)
+        if first:
+            wake(self.server, first)
         return fresh
 
     # Facts.

@@ -8,6 +8,7 @@ lease, who interrupts the sleep. All of this is a hint: the lease is decided by 
 from __future__ import annotations
 
 from fencepost.errors import FencepostError, StoreUnavailable
+from fencepost.stores.mariadb_rows import FIRST_IN_LINE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ _LONGEST_WAIT = 86_400
 _STAND = f"SELECT GET_LOCK(%(line)s, {_LONGEST_WAIT})"
 _SLEEP = f"SELECT SLEEP({_NAP})"
 _LEAVE = "SELECT RELEASE_LOCK(%(line)s)"
-_FIRST = "SELECT IS_USED_LOCK(%(line)s)"
 _WAKE = "KILL QUERY %(number)s"
 
 
@@ -121,7 +121,7 @@ class MariaPlace:
 
     def _nobody_is_first(self) -> bool:
         try:
-            [found] = self._server.run(_FIRST, self._values)
+            [found] = self._server.run(FIRST_IN_LINE, self._values)
         except StoreUnavailable:
             return False  # nor can anybody else be told
         return found.rows[0][0] is None

@@ -132,6 +132,8 @@ INSERT INTO fencepost_break (namespace, name, token, new_token, holder, operator
 VALUES (%(namespace)s, %(name)s, %(token)s, %(new_token)s, %(holder)s, %(operator)s, %(reason)s,
         {NOW_US})"""
 
+FIRST_IN_LINE = "SELECT IS_USED_LOCK(%(line)s)"
+
 
 def first_in_line(number: int) -> int:
     """Return which connection is first in line, as ``RELEASE`` left it; 0 if none is."""

@@ -48,13 +48,15 @@ _MOST_SPARE = 4
 # is stopped inside of a transaction loses it, and its locks, after three (MySQL: ``bounds_of``). A
 # commit begins no other transaction: what comes next would be answered, and never committed. Long
 # lists stay lists: a join or a scan in their place would read, and lock, whatever else there is.
+# And no limit of the server's ends a statement: who stands in line would lose its place, or be told
+# by MySQL that it is first.
 _INIT = """
 SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 1,
     completion_type = 'NO_CHAIN'
-    /*M!100300 , idle_transaction_timeout = 3 */
+    /*M!100300 , idle_transaction_timeout = 3, max_statement_time = 0 */
     /*M!100318 , in_predicate_conversion_threshold = 0 */
-    /*!80000 , range_optimizer_max_mem_size = 0 */"""
+    /*!80000 , range_optimizer_max_mem_size = 0, max_execution_time = 0 */"""
 
 
 class Address(NamedTuple):
@@ -136,33 +138,6 @@ class MariaServer:
                 sure = fate(error) is Trouble.PASSING or kept_from_committing(error)
                 if transaction.committing and not sure:
                     raise _Unheard from error
-                raise
-            return result
-
-        return self._tried(whole, changes=True, patience=None)
-
-    def transact(self, work: Callable[[Connection], T]) -> T:
-        """Run ``work`` inside of one transaction and commit it."""
-
-        def whole(connection: Connection) -> T:
-            committing, bounds = False, bounds_of(connection)
-            try:
-                _said(connection, bounds.before)
-                connection.begin()
-                result = work(connection)
-                _said(connection, bounds.after)
-                committing = True
-                connection.commit()
-            except FencepostError:
-                connection.rollback()
-                _said(connection, bounds.after)
-                raise
-            except pymysql.Error as error:
-                if committing and fate(error) is not Trouble.PASSING:
-                    raise _Unheard from error
-                force_close(connection)  # and with it the transaction
-                if fate(error) is Trouble.UNKNOWN:
-                    raise StoreUnavailable(f"{self.address} was lost: {_words(error)}") from error
                 raise
             return result
 
@@ -440,11 +415,6 @@ def _exchange(connection: Connection, text: str, values: Mapping[str, object]) -
     except pymysql.Error as error:  # the first one has been committed
         raise _Unheard from error
     return answers
-
-
-def _said(connection: Connection, texts: Sequence[str]) -> None:
-    for text in texts:
-        connection.query(text)
 
 
 def _socket(connection: Connection) -> Any:

@@ -120,8 +120,13 @@ _MYSQL = Bounds(
 
 def bounds_of(connection: Connection) -> Bounds:
     """Return how transactions begin and end on a server: MariaDB, or else MySQL."""
+    return _MYSQL if is_mysql(connection) else _PLAIN
+
+
+def is_mysql(connection: Connection) -> bool:
+    """Say which of the two kinds of servers it is."""
     version: str = connection.server_version  # type: ignore[attr-defined]
-    return _PLAIN if "mariadb" in version.lower() else _MYSQL
+    return "mariadb" not in version.lower()
 
 
 class Transaction:
@@ -130,7 +135,6 @@ class Transaction:
     def __init__(self, connection: Connection, bounds: Bounds) -> None:
         self._connection, self._bounds = connection, bounds
         self._begun = self._ended = False
-        self._waits = False  # whether the server waits for us in between
         self.committing = False  # whether a commit was sent
 
     def batch(
@@ -139,19 +143,14 @@ class Transaction:
         """Send several statements in one packet; with ``last`` the commit as well."""
         assert not self._ended, "the transaction is over"
         texts = [rendered(self._connection, *step) for step in steps]
-        # A single statement is a transaction by itself.
-        alone = last and not self._begun and sum(map(len, texts)) == 1
-        at_once = last and sum(map(len, itertools.chain(*texts))) < _PACKET
-        before = () if self._begun or alone else self._opening(at_once=at_once)
-        after = self._closing() if last and not alone else ()
-        packet = [*before, *(text for several in texts for text in several), *after]
-        if not packet:
+        packets, ahead = self._packed(list(itertools.chain(*texts)), last=last)
+        if not packets[0]:
             return [Rows(()) for _ in steps]
         self._look_alive()
         self._begun = True
-        found = self._sent(packet, last=last)
+        found = self._sent(packets, last=last)
         self._ended = last
-        answers, place = [], len(before)
+        answers, place = [], ahead
         for several in texts:
             rows = found[place : place + len(several)]
             answers.append(Rows(rows[0] if len(rows) == 1 else list(itertools.chain(*rows))))
@@ -162,7 +161,7 @@ class Transaction:
         """Commit, unless the last question did so already, or nothing was ever asked."""
         if self._begun and not self._ended:
             self._look_alive()
-            self._sent(list(self._closing()), last=True)
+            self._sent(self._packed([], last=True)[0], last=True)
             self._ended = True
 
     def roll_back(self) -> None:
@@ -174,17 +173,23 @@ class Transaction:
             except pymysql.Error:
                 force_close(self._connection)  # which undoes it as well
 
-    def _opening(self, *, at_once: bool) -> tuple[str, ...]:
-        self._waits = not at_once
-        return (*self._bounds.before, *self._bounds.begin) if self._waits else self._bounds.begin
+    def _packed(self, texts: list[str], *, last: bool) -> tuple[list[list[str]], int]:
+        """Return statements as they are sent, and how many of ours go ahead of them."""
+        bounds = self._bounds
+        if last and not self._begun:
+            if len(texts) == 1:  # it is a transaction by itself
+                return [texts], 0
+            packets = _packets([*bounds.begin, *texts], bounds.commit)
+            if len(packets) == 1:
+                return packets, len(bounds.begin)
+        ahead = () if self._begun else (*bounds.before, *bounds.begin)
+        end = (*bounds.after, *bounds.commit) if last else ()
+        return _packets([*ahead, *texts], end), len(ahead)
 
-    def _closing(self) -> tuple[str, ...]:
-        return (*self._bounds.after, *self._bounds.commit) if self._waits else self._bounds.commit
-
-    def _sent(self, texts: list[str], *, last: bool) -> list[Sequence[tuple[Any, ...]]]:
-        """Send statements, the commit with the last packet if it is ``last``; return all rows."""
+    def _sent(self, packets: list[list[str]], *, last: bool) -> list[Sequence[tuple[Any, ...]]]:
+        """Send packets, the commit with the last one if it is ``last``; return all rows."""
         found: list[Sequence[tuple[Any, ...]]] = []
-        *before, final = _packets(texts)
+        *before, final = packets
         for packet in before:
             found += self._exchange(packet)
         self.committing = self.committing or last
@@ -216,16 +221,17 @@ class Transaction:
             raise pymysql.OperationalError(_GONE, "the server ended the session meanwhile")
 
 
-def _packets(texts: list[str]) -> list[list[str]]:
-    """Return statements as they go together, which is mostly all of them."""
+def _packets(texts: Sequence[str], end: Sequence[str]) -> list[list[str]]:
+    """Return statements as they go together, which is mostly all of them; the end always does."""
     packets: list[list[str]] = [[]]
     length = 0
-    for text in texts:
-        length += len(text)
+    for several in (*([text] for text in texts), end):
+        more = sum(map(len, several))
+        length += more
         if length > _PACKET and packets[-1]:
             packets.append([])
-            length = len(text)
-        packets[-1].append(text)
+            length = more
+        packets[-1] += several
     return packets
 
 

@@ -26,6 +26,19 @@ class Trouble(enum.Enum):
     UNKNOWN = "unknown"  # it was sent, and may have been committed
 
 
+class Misstep(enum.Enum):
+    """What user code did that a transaction of ours does not allow."""
+
+    ENDING = "ending"  # what would end the transaction
+    UNDONE = "undone"  # going on in one that the server has undone
+    TEMPORARY = "temporary"  # a temporary table
+
+
+# Numbers from 4000 on were given by each server for itself. Of those below 4031 is MySQL's and 4151
+# is MariaDB's. The other one's are about a trigger that follows one that is not there, and a file
+# that is loaded: none of our statements is ever answered with them. What may be an answer to a
+# statement of user code is told apart by the server: see ``misstep``.
+
 # After these the server closes the connection.
 CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927, 3169, 4031})
 
@@ -118,6 +131,22 @@ def has_moved(error: pymysql.Error) -> bool:
     """Say whether something was insisted on in vain: it is not as it was read."""
     words = str(error.args[-1]) if error.args else ""
     return error.args[:1] == (_OUT_OF_RANGE,) and any(moved in words for moved in _MOVED)
+
+
+# In an XA transaction: what its state does not allow; that it was undone, where MySQL has a number
+# for each reason; and, of MySQL only, that it takes no temporary tables. MariaDB says 4091 of a
+# sequence that is not there.
+_XA_STATE, _XA_UNDONE, _XA_TEMPORARY = 1399, frozenset({1402, 1613, 1614}), 4091
+
+
+def misstep(error: pymysql.Error, *, of_mysql: bool) -> Misstep | None:
+    """Say what user code did wrong in an XA transaction, if it was refused for that."""
+    code, words = error.args[0], str(error.args[-1])
+    if code in _XA_UNDONE or (code == _XA_STATE and "ROLLBACK" in words):
+        return Misstep.UNDONE
+    if of_mysql and code == _XA_TEMPORARY:
+        return Misstep.TEMPORARY
+    return Misstep.ENDING if code == _XA_STATE else None
 
 
 def kept_from_committing(error: pymysql.Error) -> bool:
