@@ -241,7 +241,7 @@ class ThreadCrew:
         elif taken or passed > 1:
             pace = len(taken) / passed
             if pace > self._pace:  # step by step: a few that were short prove little
-                self._pace = min(pace, 8 * (self._pace + self._size))
+                self._pace = min(pace, 16 * (self._pace + self._size))
             else:
                 self._pace += (pace - self._pace) * min(1.0, passed / 0.5)
             self._paced_at = now
