@@ -18,7 +18,7 @@ from faultlab import until
 
 from fencepost import Fencepost
 from fencepost.model.run import State
-from joinlab import HOMES, Home, LoggedMySQLHome
+from joinlab import HOMES, Home, LoggedMariaHome, LoggedMySQLHome
 
 if TYPE_CHECKING:
     from fencepost import Run
@@ -50,7 +50,7 @@ def buried(home: Home, database: str) -> None:
     home.run("UPDATE fencepost_lease SET expires_us = 1", database)
 
 
-@pytest.mark.parametrize("home", [*HOMES, LoggedMySQLHome()], ids=str)
+@pytest.mark.parametrize("home", [*HOMES, LoggedMariaHome(), LoggedMySQLHome()], ids=str)
 def test_effects_in_the_ledgers_database_happen_exactly_once(home: Home) -> None:
     name, dice = f"deaths{time.time_ns()}", random.Random(KILLS)
     url = home.database(name)

@@ -15,7 +15,7 @@ from fencepost.stores.mariadb import read_address
 from fencepost.world.mariadb_batch import Transaction, is_quiet
 from fencepost.world.postgres_session import Session
 from marialab import opened_mariadb
-from mariaplace import LoggedMySQL
+from mariaplace import LoggedMariaDB, LoggedMySQL
 from pglab import opened_postgres
 from servers import MariaDB, MySQL, Postgres, shared
 from servers.running import give_to_nobody
@@ -129,6 +129,12 @@ class MariaHome(Home):
         # Not innodb_trx: for whoever asks often, that is as it was at the first time.
         waiting = "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'"
         return any(int(str(count)) for _, count in self.run(waiting, database))
+
+
+class LoggedMariaHome(MariaHome):
+    """One whose transactions are plain ones, for the sake of its binary log."""
+
+    kind = LoggedMariaDB
 
 
 class MySQLHome(MariaHome):

@@ -17,7 +17,7 @@ from fencepost.model.item import Found, ItemState
 from fencepost.model.policy import Overlap, Policy
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
-from joinlab import HOMES, Home, LoggedMySQLHome, until
+from joinlab import HOMES, Home, LoggedMariaHome, LoggedMySQLHome, until
 from proxy import Proxy
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 KEY, DATABASE = RunKey("job", 1_000), "joined"
 
 
-@pytest.fixture(params=(*HOMES, LoggedMySQLHome()), ids=str)
+@pytest.fixture(params=(*HOMES, LoggedMariaHome(), LoggedMySQLHome()), ids=str)
 def home(request: pytest.FixtureRequest) -> Home:
     home: Home = request.param
     return home

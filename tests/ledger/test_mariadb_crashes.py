@@ -1,7 +1,4 @@
-"""What a server has after it was killed among commits of user code.
-
-Not MariaDB with a binary log: it leaves them prepared, and the doctor says so.
-"""
+"""What a server has after it was killed among commits of user code."""
 
 from __future__ import annotations
 
@@ -19,14 +16,20 @@ from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
 from joinlab import until
 from marialab import opened_mariadb
-from mariaplace import LoggedMySQL
+from mariaplace import LoggedMariaDB, LoggedMySQL
 from servers import MariaDB
 
 if TYPE_CHECKING:
     from fencepost.ledger.api import Attempt
 
 
-@pytest.mark.parametrize("kind", [MariaDB, LoggedMySQL])
+class OnDisk(LoggedMariaDB):
+    """One that takes its time to write two logs: that is when it matters which was first."""
+
+    in_memory = False
+
+
+@pytest.mark.parametrize("kind", [MariaDB, OnDisk, LoggedMySQL])
 def test_a_killed_server_has_what_it_acknowledged_and_nothing_that_it_did_not(
     kind: type[MariaDB],
 ) -> None:

@@ -135,15 +135,12 @@ def test_a_binary_log_that_is_flushed_when_it_suits_the_server_is_a_risk(kind: s
 
 
 @pytest.mark.parametrize("kind", LOGGED)
-def test_a_mariadb_with_a_binary_log_is_a_risk_for_transactions_of_runs(kind: str) -> None:
-    """It leaves XA transactions prepared when it crashes. MySQL does not: test_mariadb_crashes."""
+def test_a_binary_log_that_is_flushed_is_no_risk(kind: str) -> None:
+    """Not for transactions of runs either: test_mariadb_crashes."""
     with closing_store(shared(LOGGED[kind]).database("flushed")) as store:
         finish(store.views())
         found = {symptom.code: symptom.severity for symptom in finish(store.examine())}
-    expected = {"mariadb.replicas": Severity.NOTE}
-    if kind == "mariadb":
-        expected["mariadb.xa"] = Severity.RISK
-    assert found == expected
+    assert found == {"mariadb.replicas": Severity.NOTE}
 
 
 def test_the_most_careful_way_to_flush_is_no_risk(store: MariaStore, database: Place) -> None:

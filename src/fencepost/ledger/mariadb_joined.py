@@ -3,6 +3,11 @@
 It is an XA transaction of one phase. Inside of one the server refuses whatever would end it: COMMIT
 and ROLLBACK, and statements that commit along with what they do, as CREATE TABLE does. And one that
 was undone by a deadlock can only be rolled back, whatever else is tried in it.
+
+But MariaDB with a binary log acknowledges an XA transaction before it is safe, and leaves it
+prepared if it crashes. There it is a plain one. Its connection refuses what by its text would end
+it; and it begins with a savepoint, which nothing outlives that ends it. Unless that is still there,
+whatever took its place is not committed.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import math
 
 import pymysql
 
-from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import mariadb_joined_rows as sql
 from fencepost.ledger.draft_joined import Joined
 from fencepost.world.mariadb import wait_at_most
@@ -25,40 +30,37 @@ from fencepost.world.mariadb_batch import (
     is_mysql,
     rendered,
 )
-from fencepost.world.mariadb_errors import Misstep, Trouble, fate, has_moved, misstep, told
+from fencepost.world.mariadb_errors import (
+    Misstep,
+    Trouble,
+    fate,
+    has_moved,
+    lost_savepoint,
+    misstep,
+    misuse,
+    told,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import Any
 
+    from fencepost.errors import Misuse
     from fencepost.ledger.api import Attempt
     from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.mariadb import MariaLedger
     from fencepost.world.mariadb_batch import Rows as Answer
+    from fencepost.world.mariadb_guest import Guest
 
-    Connection = pymysql.Connection[Any]
     Rows = Sequence[tuple[Any, ...]]
 
 # A commit that is being written takes a moment; one that never arrived takes as long as it likes.
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 _LONGEST = 31_536_000  # the server's own bound of all its limits, in seconds
 
-_SENTENCES = {
-    Misstep.ENDING: (
-        "the server refuses a statement that would end the transaction, and so its guard: leave "
-        "BEGIN, COMMIT and ROLLBACK to run.transaction(), and create, alter and drop tables "
-        "outside of it"
-    ),
-    Misstep.UNDONE: (
-        "the server has undone the transaction, as one of a deadlock: let the error out of the "
-        "block, and have the whole block done again"
-    ),
-    Misstep.TEMPORARY: (
-        "MySQL refuses temporary tables in run.transaction(), unless its xa_detach_on_prepare is "
-        "OFF: have it so, or make them elsewhere"
-    ),
-}
+# Whatever a session has as its completion_type.
+_UNDO = "ROLLBACK AND NO CHAIN NO RELEASE"
 
 
 class MariaJoined(Joined):
@@ -69,8 +71,8 @@ class MariaJoined(Joined):
         self._server = ledger.leases.server
         self._xid = ledger.nonce()
         self._inside: Transaction | None = None
-        self._of_mysql = False  # until there is a connection
-        self._connection: Connection | None = None
+        self._of_mysql = self._plain = False  # until there is a connection
+        self._connection: Guest | None = None
         self._patience = self._server.address.timeout
         self._thinking: float | None = None  # how long an answer to user code may take
         name = self._server.address.database.replace("`", "``").replace("%", "%%")
@@ -79,7 +81,7 @@ class MariaJoined(Joined):
         self._home: Step = (Statement(tuple(map(Part, home))), {})
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> Guest | None:
         """The ``pymysql.Connection``; None once the transaction is over."""
         return self._connection
 
@@ -114,7 +116,8 @@ class MariaJoined(Joined):
             if connection.open and inside is not None:
                 wait_at_most(connection, self._server.address.timeout)
                 drain(connection)
-                inside.roll_back()
+                with connection.ours():
+                    inside.roll_back()
         except pymysql.Error:
             force_close(connection)  # which undoes it as well
         except BaseException:
@@ -144,17 +147,38 @@ class MariaJoined(Joined):
             self._xid = self._drafts.nonce()  # the server may still think that somebody is there
             return self._begun_on(self._server.lend(fresh=True), guard, limits)
 
-    def _begun_on(self, connection: Connection, guard: Step, limits: dict[str, Any]) -> Rows:
+    def _begun_on(self, connection: Guest, guard: Step, limits: dict[str, Any]) -> Rows:
+        self._of_mysql = is_mysql(connection)
+        self._plain = connection.logs and not self._of_mysql
+        connection.guarded, connection.undone = self._plain, False
         before = rendered(connection, *self._home) + rendered(connection, sql.LIMITS, limits)
+        bounds = self._plain_bounds(before) if self._plain else self._xa_bounds(before)
+        self._connection, self._inside = connection, Transaction(connection, bounds)
+        return self._all_asked([guard])[-1].rows
+
+    def _xa_bounds(self, before: Sequence[str]) -> Bounds:
         end = f"XA END '{self._xid}'"
-        bounds = Bounds(
+        return Bounds(
             (*before, f"XA START '{self._xid}'"),
             (end, f"XA COMMIT '{self._xid}' ONE PHASE"),
             (end, f"XA ROLLBACK '{self._xid}'"),
         )
-        self._of_mysql = is_mysql(connection)
-        self._connection, self._inside = connection, Transaction(connection, bounds)
-        return self._all_asked([guard])[-1].rows
+
+    def _plain_bounds(self, before: Sequence[str]) -> Bounds:
+        """Return the same for a plain one.
+
+        Whoever kept the connection may have gone on with it: to begin would commit what it wrote.
+        """
+        mark = f"SAVEPOINT {self._mark}"
+        return Bounds(
+            (_UNDO, "SET SESSION autocommit = 0", *before, "START TRANSACTION", mark),
+            (f"RELEASE {mark}", "COMMIT AND NO CHAIN NO RELEASE"),
+            (_UNDO,),
+        )
+
+    @property
+    def _mark(self) -> str:
+        return f"fencepost_{self._xid}"
 
     def _asked(self, step: Step) -> Rows:
         return self._all_asked([self._home, step])[-1].rows
@@ -168,7 +192,8 @@ class MariaJoined(Joined):
         try:
             wait_at_most(connection, self._patience)
             drain(connection)
-            answers = inside.batch(steps)
+            with connection.ours():
+                answers = inside.batch(steps)
             wait_at_most(connection, self._thinking)
         except pymysql.Error as error:
             if fate(error) is Trouble.UNKNOWN:
@@ -182,11 +207,17 @@ class MariaJoined(Joined):
     def _sealed(self, saved: Sequence[Step]) -> bool:
         connection, inside = self._open()
         seal: Step = (sql.SEAL, {**self._own, "xid": self._xid})
+        steps = [self._home, (sql.HURRY, {}), *saved, seal]
+        if self._plain:
+            # Also first of all: what follows may commit by itself where something has ended it.
+            still = (f"RELEASE SAVEPOINT {self._mark}", f"SAVEPOINT {self._mark}")
+            steps.insert(0, (Statement(tuple(map(Part, still))), {}))
         try:
             # The server is to give up first: it knows what became of it.
             wait_at_most(connection, self._server.address.timeout + 2 * sql.SEALED_WITHIN)
             drain(connection)
-            answers = inside.batch([self._home, (sql.HURRY, {}), *saved, seal], last=True)
+            with connection.ours():
+                answers = inside.batch(steps, last=True)
         except pymysql.Error as error:
             if inside.committing and fate(error) is not Trouble.PASSING:
                 self._find_out(error)
@@ -204,12 +235,14 @@ class MariaJoined(Joined):
         if connection is not None:
             self._server.take_back(connection)
 
-    def _open(self) -> tuple[Connection, Transaction]:
+    def _open(self) -> tuple[Guest, Transaction]:
         connection, inside = self._connection, self._inside
         if connection is None or inside is None or not connection.open:
             raise StoreUnavailable(
                 f"{self._server.address} has ended the session: nothing was committed"
             )
+        if self._plain and connection.undone:  # the next statement would begin another one
+            raise misuse(Misstep.UNDONE)
         return connection, inside
 
     def _cursor(self) -> Any:
@@ -219,8 +252,11 @@ class MariaJoined(Joined):
 
     def _misused(self, error: pymysql.Error) -> Misuse | None:
         """Return what user code did wrong, if that is why the server refuses."""
-        what = misstep(error, of_mysql=self._of_mysql)
-        return None if what is None else Misuse(_SENTENCES[what])
+        if not self._plain:
+            what = misstep(error, of_mysql=self._of_mysql)
+        else:
+            what = Misstep.ENDED if lost_savepoint(error, self._mark) else None
+        return None if what is None else misuse(what)
 
     def _why(self, error: pymysql.Error) -> Exception:
         """Return why the server has not done it."""

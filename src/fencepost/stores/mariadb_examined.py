@@ -20,7 +20,7 @@ _CLOCK = f"SELECT {NOW_US}"
 
 _SETTINGS = """
 SHOW GLOBAL VARIABLES WHERE Variable_name IN
-    ('version', 'read_only', 'super_read_only', 'innodb_read_only', 'binlog_format', 'log_bin',
+    ('read_only', 'super_read_only', 'innodb_read_only', 'binlog_format', 'log_bin',
      'innodb_flush_log_at_trx_commit', 'sync_binlog', 'wsrep_on', 'rpl_semi_sync_master_enabled',
      'rpl_semi_sync_source_enabled', 'innodb_rollback_on_timeout')"""
 
@@ -158,15 +158,6 @@ def _log(found: dict[str, str]) -> Iterator[Symptom]:
             f"sync_binlog is {sync}: after a power cut the server takes back what its binary log "
             "lacks, which may be a grant that was acknowledged, and replicas may differ from it",
             "set sync_binlog = 1",
-        )
-    if logging and "MARIADB" in found.get("version", ""):
-        yield Symptom(
-            "mariadb.xa",
-            Severity.RISK,
-            "MariaDB with a binary log that crashes leaves the newest commits of run.transaction() "
-            "prepared, even if acknowledged: they are not there, and their rows stay locked",
-            "use run.fence(conn) in a transaction of your own, or have no binary log; what a crash "
-            "has left is in XA RECOVER",
         )
     if _read_only(found):
         yield Symptom(

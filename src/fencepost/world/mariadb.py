@@ -28,6 +28,7 @@ from fencepost.world.mariadb_batch import (
     unpacked,
 )
 from fencepost.world.mariadb_errors import CLOSING, Trouble, fate, kept_from_committing, told
+from fencepost.world.mariadb_guest import GREETING, Guest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ class MariaServer:
                 return
         bell.drop()
 
-    def lend(self, *, fresh: bool = False) -> Connection:
+    def lend(self, *, fresh: bool = False) -> Guest:
         """Return a connection for user code, which may leave on it what it likes.
 
         It counts rows as the driver's users know it, and commits nothing by itself: not even one
@@ -178,10 +179,11 @@ class MariaServer:
             if is_quiet(guest):
                 return guest
             force_close(guest)
-        flags = CLIENT.MULTI_STATEMENTS
-        return self._opened(self.address.timeout, flags=flags, autocommit=False)
+        flags, init = CLIENT.MULTI_STATEMENTS, f"{_INIT};{GREETING}"
+        patience = self.address.timeout
+        return self._connected(Guest, patience, client_flag=flags, init_command=init)
 
-    def take_back(self, connection: Connection) -> None:
+    def take_back(self, connection: Guest) -> None:
         """Keep a connection for the next transaction of user code: idle, and owing no answer."""
         with self._turn:
             if connection.open and len(self._guests) < _MOST_AT_ONCE:
@@ -216,7 +218,7 @@ class MariaServer:
         self._turn = threading.Lock()
         self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
         self._idle: list[Connection] = []
-        self._guests: list[Connection] = []  # for transactions of user code, and nothing else
+        self._guests: list[Guest] = []  # for transactions of user code, and nothing else
         self._lounge: list[Bell] = []
 
     def _mind_forks(self) -> None:
@@ -302,15 +304,15 @@ class MariaServer:
         if connection.open:
             connection.close()
 
-    def _opened(
-        self,
-        patience: float,
-        *,
-        flags: int = CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-        autocommit: bool = True,
-    ) -> Connection:
+    def _opened(self, patience: float) -> Connection:
+        flags = CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS
+        words = {"client_flag": flags, "autocommit": True, "init_command": _INIT}
+        opened: Connection = self._connected(pymysql.Connection, patience, **words)
+        return opened
+
+    def _connected(self, kind: Callable[..., T], patience: float, **words: Any) -> T:
         address = self.address
-        connection: Any = pymysql.Connection(
+        connection: Any = kind(
             host=address.host,
             port=address.port,
             unix_socket=address.socket or None,
@@ -318,15 +320,13 @@ class MariaServer:
             password=address.password,
             database=address.database,
             charset="utf8mb4",
-            autocommit=autocommit,
-            init_command=_INIT,
-            client_flag=flags,
             connect_timeout=patience,
             read_timeout=patience,
             write_timeout=patience,
             ssl_disabled=True,
             defer_connect=True,
             program_name="fencepost",
+            **words,
         )
         if self._tls is not None:
             # Else the driver would load all certificates of the system for each connection.
@@ -347,8 +347,8 @@ class MariaServer:
                 wire.close()
             force_close(connection)
             raise told(error, str(address), address.user, connecting=True) from error
-        opened: Connection = connection
-        return opened
+        connected: T = connection
+        return connected
 
 
 class Bell:

@@ -7,7 +7,7 @@ import ssl
 
 import pymysql
 
-from fencepost.errors import OutcomeUnknown, Refused, StoreUnavailable, StoreUnfit
+from fencepost.errors import Misuse, OutcomeUnknown, Refused, StoreUnavailable, StoreUnfit
 
 
 class RowExists(Refused):
@@ -32,6 +32,34 @@ class Misstep(enum.Enum):
     ENDING = "ending"  # what would end the transaction
     UNDONE = "undone"  # going on in one that the server has undone
     TEMPORARY = "temporary"  # a temporary table
+    ENDED = "ended"  # what has ended the transaction, and was noticed by its commit
+
+
+_MISUSES = {
+    Misstep.ENDING: (
+        "a statement that would end the transaction, and so its guard, is refused: leave BEGIN, "
+        "COMMIT and ROLLBACK to run.transaction(), and create, alter and drop tables outside of it"
+    ),
+    Misstep.UNDONE: (
+        "the server has undone the transaction, as one of a deadlock: let the error out of the "
+        "block, and have the whole block done again"
+    ),
+    Misstep.TEMPORARY: (
+        "MySQL refuses temporary tables in run.transaction(), unless its xa_detach_on_prepare is "
+        "OFF: have it so, or make them elsewhere"
+    ),
+    Misstep.ENDED: (
+        "something has ended the transaction before its commit, as a procedure or a prepared "
+        "statement may: what was written since is undone, but what was written before may have "
+        "been committed, without the guard; leave that to run.transaction(), and create, alter and "
+        "drop tables outside of it"
+    ),
+}
+
+
+def misuse(what: Misstep) -> Misuse:
+    """Return what is told to user code that did so."""
+    return Misuse(_MISUSES[what])
 
 
 # Numbers from 4000 on were given by each server for itself. Of those below 4031 is MySQL's and 4151
@@ -44,7 +72,8 @@ CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927,
 
 # Lock waits and deadlocks, certification on other nodes of a cluster, a connection that the server
 # had closed for idleness, and what could not be sent at all.
-_PASSING = frozenset({1205, 1213, 3101, 4031, 2006})
+DEADLOCK = 1213
+_PASSING = frozenset({1205, DEADLOCK, 3101, 4031, 2006})
 
 # How a transaction whose ground has moved is made to fail by a statement before its commit, without
 # a function of our own on the server: a number is too large, if something is not so. Both servers
@@ -147,6 +176,14 @@ def misstep(error: pymysql.Error, *, of_mysql: bool) -> Misstep | None:
     if of_mysql and code == _XA_TEMPORARY:
         return Misstep.TEMPORARY
     return Misstep.ENDING if code == _XA_STATE else None
+
+
+_NO_SUCH_THING = 1305  # also of functions and procedures
+
+
+def lost_savepoint(error: pymysql.Error, name: str) -> bool:
+    """Say whether a savepoint was released that is not there."""
+    return error.args[0] == _NO_SUCH_THING and name in str(error.args[-1])
 
 
 def kept_from_committing(error: pymysql.Error) -> bool:

@@ -1,0 +1,71 @@
+"""A connection on which user code speaks, inside of a transaction that is not its own to end."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pymysql
+from pymysql.constants import COMMAND, SERVER_STATUS
+
+from fencepost.world.mariadb_errors import DEADLOCK, Misstep, misuse
+from fencepost.world.mariadb_screen import ends_transaction
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    _Connection = pymysql.Connection[Any]
+else:
+    _Connection = pymysql.Connection
+
+# Said last of all that a session is opened with, each time that it is. The driver's own word for
+# not to commit would take a round trip, and the answer with it.
+GREETING = "SET SESSION autocommit = 0; SELECT @@log_bin"
+
+
+class Guest(_Connection):
+    """The driver's connection, which may be guarded.
+
+    A guarded one refuses statements of user code that would end the transaction before they are
+    sent, and all of them after a deadlock, which has ended it.
+    """
+
+    logs = False  # whether the server writes a binary log
+    guarded = False
+    undone = False  # by a deadlock
+
+    def connect(self, sock: Any = None) -> None:
+        """Open a session, and learn what there is to know of it; also if a library does so."""
+        with self.ours():
+            super().connect(sock)
+        result: Any = vars(self)["_result"]
+        self.logs = bool(result.rows[0][0])
+
+    @contextlib.contextmanager
+    def ours(self) -> Iterator[None]:
+        """Let pass what is said in the block: it is not user code that says it."""
+        guarded, self.guarded = self.guarded, False
+        try:
+            yield
+        finally:
+            self.guarded = guarded
+
+    def _execute_command(self, command: int, sql: str | bytes | bytearray) -> None:
+        """Send a command: the one door for all that is said, by whichever method."""
+        if self.guarded and command == COMMAND.COM_QUERY:
+            if self.undone:
+                raise misuse(Misstep.UNDONE)
+            text = sql if isinstance(sql, str) else sql.decode("latin-1")
+            status: int = vars(self)["server_status"]
+            literal = status & SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES
+            if ends_transaction(text, backslashes=not literal):
+                raise misuse(Misstep.ENDING)
+        super()._execute_command(command, sql)  # type: ignore[misc]
+
+    def _read_packet(self, *args: Any) -> Any:
+        try:
+            return super()._read_packet(*args)  # type: ignore[no-untyped-call]
+        except pymysql.OperationalError as error:
+            self.undone = self.undone or error.args[0] == DEADLOCK
+            raise
