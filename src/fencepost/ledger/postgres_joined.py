@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import postgres_joined_rows as sql
 from fencepost.ledger.draft_joined import Joined
@@ -171,20 +173,24 @@ class PostgresJoined(Joined):
         """
         self._give_back()
         fate: str | None = "in progress"
+        give_up = time.monotonic() + PATIENCE
         for pause in _PAUSES:
             if fate == "in progress":
-                fate = self._fate(pause)
+                fate = self._fate(pause, give_up)
         if fate == "committed":
             return
         if fate == "aborted":
             raise StoreUnavailable(f"nothing was committed: {error}") from error
         raise OutcomeUnknown(str(error)) from error
 
-    def _fate(self, pause: float) -> str | None:
-        """Return how the transaction ended, after a moment; None if nobody can tell."""
+    def _fate(self, pause: float, give_up: float) -> str | None:
+        """Return how the transaction ended, after a moment; None if nobody can tell.
+
+        Whatever cut one session may have cut others too: that is no reason not to ask again.
+        """
         steps: list[Step] = [(sql.WAIT, {"pause": pause}), (sql.FATE, {"xid": self._which[0]})]
         try:
             fate, server = self._door.batch(steps, changes=False)[-1].rows[0]
         except FencepostError:
-            return None
+            return "in progress" if time.monotonic() < give_up else None
         return str(fate) if server == self._which[1] else None
