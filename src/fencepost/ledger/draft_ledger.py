@@ -55,7 +55,7 @@ class DraftLedger(Doors):
         self._world, self.namespace, self.dialect = world, namespace, dialect
         self.leases, self._sql = leases, dialect.runs
         self._planner: DraftPlanner | None = None
-        self.nonce = world.nonce
+        self.nonce, self.boottime = world.nonce, world.clocks.boottime
         self.testimony: Testimony | None = None  # where an older copy can be told
 
     async def claim(self, want: Want) -> Claimed:

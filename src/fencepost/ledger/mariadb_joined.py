@@ -13,7 +13,6 @@ whatever took its place is not committed.
 from __future__ import annotations
 
 import math
-import time
 
 import pymysql
 
@@ -281,12 +280,12 @@ class MariaJoined(Joined):
         self._give_back()
         why = f"{self._server.address} did not answer the commit: {error.args[-1]}"
         fated: bool | None = None
-        give_up = time.monotonic() + self._server.address.timeout
+        give_up = self._drafts.boottime() + self._server.address.timeout
         for pause in _PAUSES:
             try:
                 lives, fated = self._fate(pause)
             except FencepostError:  # whatever cut one session may have cut others too
-                if time.monotonic() >= give_up:
+                if self._drafts.boottime() >= give_up:
                     break
                 continue
             if not lives:

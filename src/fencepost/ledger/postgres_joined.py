@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import postgres_joined_rows as sql
 from fencepost.ledger.draft_joined import Joined
@@ -173,7 +171,7 @@ class PostgresJoined(Joined):
         """
         self._give_back()
         fate: str | None = "in progress"
-        give_up = time.monotonic() + PATIENCE
+        give_up = self._drafts.boottime() + PATIENCE
         for pause in _PAUSES:
             if fate == "in progress":
                 fate = self._fate(pause, give_up)
@@ -192,5 +190,5 @@ class PostgresJoined(Joined):
         try:
             fate, server = self._door.batch(steps, changes=False)[-1].rows[0]
         except FencepostError:
-            return "in progress" if time.monotonic() < give_up else None
+            return "in progress" if self._drafts.boottime() < give_up else None
         return str(fate) if server == self._which[1] else None
