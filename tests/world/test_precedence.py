@@ -19,10 +19,20 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def first() -> Iterator[Precedence]:
+    """Have this thread come first."""
     made = Precedence()
     made.take()
     yield made
     made.leave()
+
+
+@pytest.fixture
+def seen(first: Precedence, monkeypatch: pytest.MonkeyPatch) -> Precedence:
+    """Have it seen to wait once, and others stand back for as long as it takes."""
+    monkeypatch.setattr(home, "MOMENT", PATIENCE)
+    with waiting():
+        pass
+    return first
 
 
 def passes(first: Precedence) -> threading.Event:
@@ -37,27 +47,17 @@ def passes(first: Precedence) -> threading.Event:
     return gone_on
 
 
-def test_others_stand_back_until_the_first_waits_for_a_server(
-    first: Precedence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, "MOMENT", PATIENCE)
-    with waiting():
-        pass
-    other = passes(first)
+def test_others_stand_back_until_the_first_waits_for_a_server(seen: Precedence) -> None:
+    other = passes(seen)
     assert not other.wait(0.1)
     with waiting():
         assert other.wait(PATIENCE)
 
 
-def test_others_stand_back_until_the_first_leaves(
-    first: Precedence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, "MOMENT", PATIENCE)
-    with waiting():
-        pass
-    other = passes(first)
+def test_others_stand_back_until_the_first_leaves(seen: Precedence) -> None:
+    other = passes(seen)
     assert not other.wait(0.1)
-    first.leave()
+    seen.leave()
     assert other.wait(PATIENCE)
 
 
@@ -77,13 +77,7 @@ def test_where_no_wait_is_ever_told_of_nobody_stands_back(
     assert passes(first).wait(PATIENCE / 2)
 
 
-def test_the_waits_of_other_threads_lend_nothing(
-    first: Precedence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, "MOMENT", PATIENCE)
-    with waiting():
-        pass
-
+def test_the_waits_of_other_threads_lend_nothing(seen: Precedence) -> None:
     def elsewhere() -> None:
         with waiting():
             met.wait()
@@ -93,21 +87,18 @@ def test_the_waits_of_other_threads_lend_nothing(
     thread = threading.Thread(target=elsewhere)
     thread.start()
     met.wait()
-    other = passes(first)
+    other = passes(seen)
     assert not other.wait(0.1)
     met.wait()
     thread.join()
-    first.leave()
+    seen.leave()
     assert other.wait(PATIENCE)
 
 
-def test_an_error_while_it_waits_leaves_the_first_in_its_place(
-    first: Precedence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(home, "MOMENT", PATIENCE)
+def test_an_error_while_it_waits_leaves_the_first_in_its_place(seen: Precedence) -> None:
     with pytest.raises(OSError, match="away"), waiting():
         raise OSError("away")
-    other = passes(first)
+    other = passes(seen)
     assert not other.wait(0.1)
-    first.leave()
+    seen.leave()
     assert other.wait(PATIENCE)

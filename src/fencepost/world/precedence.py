@@ -9,10 +9,11 @@ nobody is kept for longer than a moment.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from contextlib import AbstractContextManager
 
 # How long others stand back at most, in seconds: whoever comes first may have a lot to think about.
 MOMENT = 0.02
@@ -52,12 +53,7 @@ class Precedence:
         self._lends = True
         self._lend()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.take()
 
     def _lend(self) -> None:
@@ -66,24 +62,9 @@ class Precedence:
             self._turn.release()
 
 
-class _Nobody:
-    """For threads that do not come first."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return
+_NOBODY = nullcontext()  # for threads that do not come first
 
 
-_NOBODY = _Nobody()
-
-
-def waiting() -> Precedence | _Nobody:
+def waiting() -> AbstractContextManager[None]:
     """Return the context in which this thread waits for a server."""
     return _firsts.get(threading.get_ident(), _NOBODY) if _firsts else _NOBODY
