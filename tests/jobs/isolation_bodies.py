@@ -230,8 +230,8 @@ def checks(run: Run) -> None:
 
 
 def cleans_up() -> None:
-    note("pid", os.getpid())
     try:
+        note("pid", os.getpid())  # from here on somebody may have it end
         while True:
             time.sleep(0.01)
     finally:
@@ -239,8 +239,8 @@ def cleans_up() -> None:
 
 
 async def sleeps() -> None:
-    note("pid", os.getpid())
     try:
+        note("pid", os.getpid())
         await asyncio.sleep(600)
     finally:
         note("cleaned", "up")
