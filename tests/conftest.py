@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from hypothesis import settings
 
+from servers.reach import share_copies
+
 if TYPE_CHECKING:
     import pytest
 
@@ -32,6 +34,9 @@ if os.path.isdir(_MEMORY):
     _room = os.statvfs(_MEMORY)
     if _room.f_bavail * _room.f_frsize >= _ENOUGH and not _room.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("FENCEPOST_SERVERS", _MEMORY)
+
+# One copy of each server's programs is enough for all workers of a run.
+share_copies()
 
 # Who is started in the background ignores these, and so do its children; our tests send them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -1,6 +1,6 @@
 """A disk with little room under a server's folder, that a test fills up and clears again.
 
-It is a tmpfs in a mount namespace of its own: nobody else sees it, and it goes with its keeper.
+It is a tmpfs in a mount namespace of its own, which no other process sees. It ends with its keeper.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from servers.running import Running
 
 _CHUNK = 2**16
+# An ordinary user may mount in a user namespace of its own, in which it stays the user that it is.
+_AS_USER = [] if os.getuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
 
 # What was in the folder moves onto the disk, with its owners; then the disk takes its place.
 _KEEPER = """
@@ -35,9 +37,7 @@ class SmallDisk:
     """A disk of some megabytes in the place of a folder, for those who enter its namespace."""
 
     def __init__(self, folder: Path, *, megabytes: int) -> None:
-        if os.getuid() != 0:
-            pytest.skip("NOT TESTED: only root can mount a small disk")
-        unshared = ["unshare", "--mount", "--propagation", "private"]
+        unshared = ["unshare", *_AS_USER, "--mount", "--propagation", "private"]
         self._keeper = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL", *unshared),
@@ -49,13 +49,18 @@ class SmallDisk:
         assert self._keeper.stdout is not None
         assert self._keeper.stderr is not None
         if self._keeper.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"no small disk: {self._keeper.stderr.read().decode()}")
+            why = self._keeper.stderr.read().decode()
+            if _AS_USER:
+                pytest.skip(f"NOT TESTED: this user may not mount a small disk here: {why}")
+            raise RuntimeError(f"no small disk: {why}")
         self._inside = Path(f"/proc/{self._keeper.pid}/root{folder}")
 
     @property
     def entering(self) -> list[str]:
         """Return the words before a program that is to see the disk."""
-        return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", "--"]
+        spaces = f"/proc/{self._keeper.pid}/ns"
+        user = [f"--user={spaces}/user", "--preserve-credentials"] if _AS_USER else []
+        return ["nsenter", *user, f"--mount={spaces}/mnt", "--"]
 
     def fill(self, *, but: int = 0) -> None:
         """Leave no room at all, or so many bytes."""

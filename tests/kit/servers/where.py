@@ -11,8 +11,10 @@ from typing import NoReturn
 
 import pytest
 
+from servers.reach import reachable
+
 # Made by `make .servers/ready`: packages of Debian, downloaded and unpacked, nothing installed.
-UNPACKED = Path(__file__).parents[3] / ".servers"
+_UNPACKED = Path(__file__).parents[3] / ".servers"
 
 
 def in_wheel(package: str, path: str) -> Path | None:
@@ -30,9 +32,14 @@ def beside_python(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
+def packages() -> Path:
+    """Return the folder of the unpacked packages, for every user that runs a server."""
+    return reachable(_UNPACKED)
+
+
 def unpacked(path: str) -> Path | None:
     """Return a file of the unpacked packages."""
-    inside = UNPACKED / path
+    inside = packages() / path
     return inside if inside.exists() else None
 
 
@@ -47,7 +54,7 @@ def on_path(*names: str) -> Path | None:
 
 def libraries() -> dict[str, str]:
     """Return the environment in which unpacked programs find their libraries."""
-    folders = [str(path) for path in (UNPACKED / "usr/lib").glob("*-linux-gnu")]
+    folders = [str(path) for path in (packages() / "usr/lib").glob("*-linux-gnu")]
     return {"LD_LIBRARY_PATH": ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")])}
 
 

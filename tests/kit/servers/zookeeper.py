@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from servers.running import Running, free_port
-from servers.where import UNPACKED, missing, on_path, unpacked
+from servers.where import missing, on_path, packages, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ class ZooKeeper(Running):
         if java is None or jar is None:
             missing("ZooKeeper", "zookeeper (and a Java runtime)")
         jvm = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *self.jvm]
-        classes = f"{UNPACKED}/usr/share/java/*"
+        classes = f"{packages()}/usr/share/java/*"
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return [str(java), *jvm, "-cp", classes, main, str(self.folder / "zoo.cfg")]
 
