@@ -25,11 +25,11 @@ _CHUNK = 2**16
 # An ordinary user may mount in a user namespace of its own, in which it stays the user that it is.
 _AS_USER = [] if os.getuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
 
-# What was in the folder moves onto the disk, with its owners; then the disk takes its place.
+# The disk takes the place of the folder, and gets its files, with their owners.
 _KEEPER = """
-mkdir "$1.disk" && mount -t tmpfs -o "size=$2m,mode=0711" tmpfs "$1.disk" &&
-cp -a "$1/." "$1.disk/" && chown --reference="$1" "$1.disk" && chmod --reference="$1" "$1.disk" &&
-mount --move "$1.disk" "$1" && echo ready && exec sleep infinity
+cp -a "$1" "$1.kept" && mount -t tmpfs -o "size=$2m,mode=0711" tmpfs "$1" &&
+cp -a "$1.kept/." "$1/" && chown --reference="$1.kept" "$1" && chmod --reference="$1.kept" "$1" &&
+rm -rf "$1.kept" && echo ready && exec sleep infinity
 """
 
 
