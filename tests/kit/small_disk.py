@@ -49,7 +49,7 @@ class SmallDisk:
         assert self._keeper.stdout is not None
         assert self._keeper.stderr is not None
         if self._keeper.stdout.readline() != b"ready\n":
-            why = self._keeper.stderr.read().decode()
+            why = self._keeper.communicate()[1].decode()
             if _AS_USER:
                 pytest.skip(f"NOT TESTED: this user may not mount a small disk here: {why}")
             raise RuntimeError(f"no small disk: {why}")
