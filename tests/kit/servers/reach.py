@@ -64,7 +64,8 @@ def _copy(folder: Path, copy: Path) -> None:
     shutil.copytree(folder, making / "whole", symlinks=True)
     for path in (making / "whole", *(making / "whole").rglob("*")):
         if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
+            mode = path.stat().st_mode
+            path.chmod(mode | (mode & 0o500) >> 3 | (mode & 0o500) >> 6)
     try:
         (making / "whole").rename(copy)
     except OSError:
