@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from datetime import date, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from exec_kit import HERE, PATIENCE, Kit, kit_in, wait_for
+from exec_kit import FENCEPOST, PATIENCE, Kit, kit_in, lives, wait_for
 
+import leaving_program
 from fencepost import Fencepost
 from fencepost.model.slot import parsed
 from fencepost.world.flow import finish
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+FOLLOWING = os.path.join(os.path.dirname(leaving_program.__file__), "following_program.py")
 KINDS = ("popen", "forks", "nohup", "daemon")
 ENDS = ("ends well", "fails", "times out", "is killed")
 CODES = {"ends well": (0,), "fails": (3,), "times out": (143, 137), "is killed": (137,)}
@@ -91,6 +94,46 @@ def test_nothing_that_a_run_left_behind_beats_beside_the_next_run(
         assert re.fullmatch(r"[^ ]+ \(pid \d+\)", detail), detail
 
 
+LEAVE = "setsid sleep 600 < /dev/null > /dev/null 2>&1 & echo $!; sleep 0.2"
+
+
+def test_a_lock_may_leave_children_and_says_which(kit: Kit) -> None:
+    done = kit.fencepost("exec", "job", "--leave-children", "--", "/bin/sh", "-c", LEAVE)
+    pid = int(done.stdout)
+    try:
+        assert lives(pid)
+        told = "fencepost: processes that the command left behind were left alone: sleep (pid "
+        assert (done.returncode, done.stderr) == (0, f"{told}{pid})\n")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("words", "fate"), [((), "stopped"), (("--leave-children",), "left")])
+def test_the_record_of_a_run_names_the_children_that_it_left_behind(
+    kit: Kit, words: tuple[str, ...], fate: str
+) -> None:
+    slot = ("--slot", "2026-01-20T02:00:00Z", "--verbose")
+    done = kit.fencepost("exec", "job", *slot, *words, "--", "/bin/sh", "-c", LEAVE)
+    pid = int(done.stdout)
+    assert lives(pid) is (fate == "left")
+    if fate == "left":
+        os.kill(pid, signal.SIGKILL)
+    assert f'children="sleep (pid {pid})"' in done.stderr
+    shown = kit.fencepost("logs", "job@2026-01-20T02:00:00Z").stdout
+    assert re.search(rf"children_{fate} token=\d+ sleep \(pid {pid}\)\n", shown), shown
+
+
+def test_a_command_within_a_command_may_leave_nothing_to_the_outer_one(kit: Kit) -> None:
+    """The inner lock leaves its children alone; to the outer one they are children like others."""
+    inner = ("exec", "inner", "--leave-children", "--", "/bin/sh", "-c", LEAVE)
+    done = kit.fencepost("exec", "outer", "--", FENCEPOST, *inner)
+    assert done.returncode == 0
+    assert not lives(int(done.stdout))
+    left, stopped = done.stderr.splitlines()
+    assert left.endswith(f"were left alone: sleep (pid {int(done.stdout)})")
+    assert stopped.endswith(f"were stopped: sleep (pid {int(done.stdout)})")
+
+
 def has_runs(fp: Fencepost, count: int) -> bool:
     return len(fp.runs("job", limit=count)) == count
 
@@ -101,14 +144,14 @@ def leaving(
     """Start a command that leaves a daemon behind; one in two daemons is deaf to SIGTERM."""
     place.mkdir()
     manner = "stubborn" if number % 2 else "obedient"
-    program = [sys.executable, f"{HERE}/leaving_program.py", str(place), kind, end, manner]
+    program = [sys.executable, leaving_program.__file__, str(place), kind, end, manner]
     leaver = kit.start("exec", "job", "--grace", "300ms", *words, "--", *program)
     wait_for((place / "beats").exists, "the daemon to begin")
     return leaver
 
 
 def following(kit: Kit, place: Path, *words: str) -> subprocess.Popen[str]:
-    program = [sys.executable, f"{HERE}/following_program.py", str(place)]
+    program = [sys.executable, FOLLOWING, str(place)]
     return kit.start("exec", "job", "--wait", "40s", *words, "--", *program)
 
 

@@ -209,7 +209,7 @@ class _Errand:
             )
         if command.children is not None:
             left = command.children
-            told.append(f"processes that the command left behind were {left.fate}: {left}")
+            told.append(f"processes that the command left behind were {left.told_fate}: {left}")
         if told:
             say("; ".join(told))
         return ended.code

@@ -98,6 +98,11 @@ class Children(NamedTuple):
         """What a run's record calls it."""
         return f"children_{self.fate}"
 
+    @property
+    def told_fate(self) -> str:
+        """What became of them, in a sentence."""
+        return "left alone" if self.fate == "left" else self.fate
+
     def __str__(self) -> str:
         told = ", ".join(f"{name} (pid {pid})" for pid, name in self.named)
         more = self.total - len(self.named)

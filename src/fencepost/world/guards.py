@@ -184,9 +184,9 @@ class _Guardian:
         that may stay must not have the pulse: the holder's next lease is not theirs.
         """
         orders = self._orders
-        for fd in (orders.pledge, None if orders.leave_children else orders.lifeline):
-            if fd is not None:
-                os.set_inheritable(fd, True)  # noqa: FBT003 -- the standard library's way
+        os.set_inheritable(orders.pledge, True)  # noqa: FBT003 -- the standard library's way
+        if orders.lifeline is not None:
+            os.set_inheritable(orders.lifeline, not orders.leave_children)
         streams = ((orders.stdout, 1), (orders.stderr, 2))
         become = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in streams if fd is not None]
         try:

@@ -1,4 +1,4 @@
-"""A command that leaves a daemon behind in a session of its own, and then ends as it is told.
+"""A command, or a body, that leaves a daemon behind in a session of its own and ends as it is told.
 
 The daemon writes the time of every beat to a file. It needs neither its parents, nor a descriptor,
 nor its environment.
@@ -58,9 +58,8 @@ def _left_parents() -> bool:
 KINDS = {"popen": popen, "forks": fork_twice, "nohup": nohup, "daemon": daemon}
 
 
-def main(place: str, kind: str, end: str, manner: str) -> None:
-    if kind == "beat":
-        beat(place, manner)
+def leave(place: str, kind: str, end: str, manner: str) -> None:
+    """Leave a daemon behind, and return if the body is to end well once it may ``go``."""
     # A daemon has the folder as an argument, so that a test can clean up after a broken program.
     KINDS[kind]([sys.executable, __file__, place, "beat", place, manner])
     while not os.path.exists(os.path.join(place, "beats")):
@@ -69,8 +68,22 @@ def main(place: str, kind: str, end: str, manner: str) -> None:
         time.sleep(0.005)
     if end == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(3 if end == "fails" else 0)
+    if end == "fails":
+        sys.exit(3)
+
+
+def body() -> None:
+    """Do so as the body of a job, in a process of its own."""
+    leave(*os.environ["LEAVING"].split("|"))
+
+
+def leave_a_sleeper() -> int:
+    """Leave a process behind that does nothing, and return its number."""
+    return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[2] == "beat":
+        beat(*sys.argv[3:])
+    else:
+        leave(*sys.argv[1:])
