@@ -153,7 +153,8 @@ class _Guardian:
         self._stopped = False  # whether the command did not end by itself
         self._over_at = _NEVER  # when what still lives counts as left behind
         self._children = False
-        self._named: dict[int, str] = {}  # what was told of, by its number
+        self._named: dict[int, str] = {}  # what was left behind, by its number
+        self._fate = ""  # and what became of it
         self._bell = _bell_for_deaths()
         self._adopts = adopt_orphans()
         tell(self._report, "guardian", os.getpid())
@@ -173,6 +174,8 @@ class _Guardian:
             if _boottime() >= self._over_at:
                 self._end_by(_boottime() + self._orders.grace)
             self._wait(self._act())
+        if len(self._named) > MOST_NAMED:
+            self._tell_names()
         tell(self._report, "gone")
         tell(self._to_sentinel, "done")
 
@@ -276,16 +279,18 @@ class _Guardian:
 
         Those that are in the session of a command which is stopped go without saying.
         """
-        known = len(self._named)
+        known, by_itself = len(self._named), self._ended and not self._stopped
         for stray in found:
-            if not self._stopped_before_its_end() or stray.session != self._trail.session:
+            if by_itself or stray.session != self._trail.session:
                 self._named.setdefault(stray.pid, stray.name)
-        if len(self._named) > known:
-            words = [f"{pid}:{name.encode().hex()}" for pid, name in self._named.items()]
-            tell(self._report, fate, len(words), *words[:MOST_NAMED])
+        self._fate = fate
+        # Later ones are only counted: a wrapper that is stopped reads nothing, and pipes fill up.
+        if known < len(self._named) and known < MOST_NAMED:
+            self._tell_names()
 
-    def _stopped_before_its_end(self) -> bool:
-        return self._stopped or not self._ended
+    def _tell_names(self) -> None:
+        words = [f"{pid}:{name.encode().hex()}" for pid, name in self._named.items()]
+        tell(self._report, self._fate, len(words), *words[:MOST_NAMED])
 
     def _reap(self) -> None:
         """Reap the command, and the orphans that became our children."""
