@@ -98,7 +98,8 @@ if os.fork() == 0:
         with open({str(kit.folder / "beats")!r}, "a") as file:
             file.write(f"{{time.time()}}\\n")
         time.sleep(0.001)
-time.sleep(0.3)
+while not os.path.exists({str(kit.folder / "beats")!r}):
+    time.sleep(0.01)
 """
     done = kit.fencepost("exec", "job", "--grace", "200ms", "--", sys.executable, "-c", program)
     ended_at = time.time()

@@ -23,7 +23,13 @@ from fencepost.model.command import MOST_NAMED, QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
 from fencepost.world.sentinel import Watch, be_called, be_sentinel, let_go_of_all_but
-from fencepost.world.strays import Trail, adopt_orphans, reap_children, strike_group
+from fencepost.world.strays import (
+    Trail,
+    adopt_orphans,
+    chase_children,
+    reap_children,
+    strike_group,
+)
 from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
@@ -263,7 +269,7 @@ class _Guardian:
 
     def _strike(self, signum: int) -> None:
         self._struck = True
-        for _ in range(_ROUNDS if signum == signal.SIGKILL else 1):
+        for _ in range(_ROUNDS):
             group = 0 if self._ended else self._command
             if group:
                 strike_group(group, signum)
@@ -271,8 +277,9 @@ class _Guardian:
             if signum in (signal.SIGTERM, signal.SIGKILL):
                 self._tell_of(found, "stopped")
             self._reap()
-            if not self._children and not found:
+            if signum != signal.SIGKILL or not (self._children or found):
                 return
+            self._tell_of(chase_children(), "stopped")
 
     def _tell_of(self, found: list[Stray], fate: str) -> None:
         """Tell the wrapper which children were stopped, or left.

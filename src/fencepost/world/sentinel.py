@@ -14,7 +14,7 @@ import signal
 from fencepost.model.command import QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.strays import reap_children
+from fencepost.world.strays import chase_children, reap_children
 from fencepost.world.wire import Inbox
 
 TYPE_CHECKING = False
@@ -107,6 +107,7 @@ class _Sentinel:
             late = _boottime() - kill_at
             if late >= 0:
                 self._trail.strike(signal.SIGKILL, spare=self._spare)
+                chase_children()
             # What cannot be killed, such as another user's process, is waited for.
             select.poll().poll(min(max(_GLANCE, late / 10), _LONGEST_NAP) * 1000)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_MOST_PIDS = 1 << 22
+_NEWEST = 32
 
 
 class Stray(NamedTuple):
@@ -55,7 +57,7 @@ class Trail:
         seen = {one.pid: one for one in _all_seen()}
         below = _descendants(self._root, seen.values())
         return [
-            Stray(one.pid, one.group, one.session, one.born, one.name, one.pid in below)
+            _as_stray(one, descends=one.pid in below)
             for one in seen.values()
             if one.pid not in spare and one.lives and self._is_ours(one, below)
         ]
@@ -130,6 +132,31 @@ def strike_group(group: int, signum: int) -> None:
         return  # nobody there, or only such as changed their user: those are beyond our reach
 
 
+def chase_children() -> list[Stray]:
+    """Kill the newest children of this process as soon as they are seen, and return them.
+
+    Each process of a chain that keeps forking lives for a moment only, too short for a look at the
+    whole machine. A child has its number until its parent reaps it: none is killed for another.
+    """
+    ours = os.getpid()
+    try:
+        with open("/proc/loadavg", "rb") as file:
+            latest = int(file.read().split()[-1])  # the number that was given out last
+    except OSError:
+        latest = 0  # then the highest numbers count as the newest
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    killed: list[Stray] = []
+    for pid in sorted(pids, key=lambda pid: (latest - pid) % _MOST_PIDS)[:_NEWEST]:
+        try:
+            one = _seen(pid)
+            if one.parent == ours and one.lives:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(_as_stray(one, descends=True))
+        except OSError:  # it has just ended, or belongs to another user
+            continue
+    return killed
+
+
 class _Seen(NamedTuple):
     """What the kernel tells everybody of a process."""
 
@@ -140,6 +167,10 @@ class _Seen(NamedTuple):
     born: int  # in ticks since the machine began
     name: str
     lives: bool
+
+
+def _as_stray(one: _Seen, *, descends: bool) -> Stray:
+    return Stray(one.pid, one.group, one.session, one.born, one.name, descends)
 
 
 def _all_seen() -> Iterable[_Seen]:
