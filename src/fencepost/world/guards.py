@@ -22,7 +22,7 @@ import signal
 from fencepost.model.command import MOST_NAMED, QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.sentinel import Watch, be_called, be_sentinel, let_go_of_all_but
+from fencepost.world.sentinel import SentinelOrders, be_called, be_sentinel, let_go_of_all_but
 from fencepost.world.strays import (
     Trail,
     adopt_orphans,
@@ -111,7 +111,7 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
         guardian = _fork()
         if guardian == 0:
             _be_guardian(orders, posts, session, to_sentinel)
-        watch = Watch(
+        to_watch = SentinelOrders(
             guardian=guardian,
             trail=_trail(orders, session),
             lifeline=orders.lifeline,
@@ -120,7 +120,7 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
             from_wrapper=posts.sentinel,
             from_guardian=from_guardian,
         )
-        be_sentinel(watch)
+        be_sentinel(to_watch)
     except _NotStarted as failure:
         tell(posts.report, "failed", failure.args[0])
     finally:  # whatever went wrong: the wrapper sees us go, and cleans up

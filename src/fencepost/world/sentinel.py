@@ -31,8 +31,8 @@ _AFTER_YOU = 0.1
 _boottime = SystemClocks().boottime
 
 
-class Watch(NamedTuple):
-    """What a sentinel has to know: whom it watches, and until when the command may run."""
+class SentinelOrders(NamedTuple):
+    """Which guardian a sentinel watches, and until when the command may run."""
 
     guardian: int
     trail: Trail
@@ -43,22 +43,22 @@ class Watch(NamedTuple):
     from_guardian: int
 
 
-def be_sentinel(watch: Watch) -> NoReturn:
+def be_sentinel(orders: SentinelOrders) -> NoReturn:
     """Watch over the guardian, to the end of this process."""
     try:
         be_called("fence-sentinel")
-        let_go_of_all_but(watch.from_wrapper, watch.from_guardian, watch.lifeline)
-        _Sentinel(watch).stand()
+        let_go_of_all_but(orders.from_wrapper, orders.from_guardian, orders.lifeline)
+        _Sentinel(orders).stand()
     finally:
         os._exit(0)
 
 
 class _Sentinel:
-    def __init__(self, watch: Watch) -> None:
-        self._trail, self._guardian_pid = watch.trail, watch.guardian
-        self._wrapper, self._guardian = Inbox(watch.from_wrapper), Inbox(watch.from_guardian)
-        self._spare = (os.getpid(), watch.guardian)
-        self._kill_at, self._still_at = watch.kill_at + _AFTER_YOU, watch.still_at + _AFTER_YOU
+    def __init__(self, orders: SentinelOrders) -> None:
+        self._trail, self._guardian_pid = orders.trail, orders.guardian
+        self._wrapper, self._guardian = Inbox(orders.from_wrapper), Inbox(orders.from_guardian)
+        self._spare = (os.getpid(), orders.guardian)
+        self._kill_at, self._still_at = orders.kill_at + _AFTER_YOU, orders.still_at + _AFTER_YOU
         self._still = False
 
     def stand(self) -> None:
