@@ -30,6 +30,7 @@ simulate: .venv/ready            ## SEEDS=10000 simulated clusters with every fa
 
 soak: .venv/dev            ## what is too long for every day: 200 kills in each mode, 100,000 seeds
 	@FENCEPOST_KILLS=200 $(BIN)/pytest tests/faults/test_job_deaths.py
+	@FENCEPOST_LEFTOVERS=50 $(BIN)/pytest tests/cli/test_left_behind.py tests/executors/test_left_behind_by_jobs.py
 	@FENCEPOST_EXPRESSIONS=10000 $(BIN)/pytest tests/model/test_schedule_dst.py
 	@FENCEPOST_ALARMS=10000 $(BIN)/pytest tests/alarms/test_alarm_deaths.py
 	@FENCEPOST_SEEDS=100000 $(BIN)/pytest tests/alarms/test_alarms_in_storms.py

@@ -63,6 +63,7 @@ class Declares:
         items: str = "slot",
         lock: str | Callable[[int], str] | None = None,
         isolation: str | None = None,
+        leave_children: bool = False,
         idempotent: bool = False,
         needs: str | None = None,
         aliases: Sequence[str] = (),
@@ -99,7 +100,8 @@ class Declares:
     ) -> None:
         """Declare a job whose body is a command; ``words`` are those of ``job``.
 
-        It runs under guard: nothing of it is left when others may have its lease.
+        It runs under guard: nothing of it is left when others may have its lease, unless you say
+        ``leave_children=True``.
         """
         from fencepost.executors.command import command_body
 

@@ -154,6 +154,7 @@ async def until_gone(world: World, course: Course, body: Startable) -> list[Base
 class UnderGuard:
     """What runs in a process of its own, as the one who waits for its end sees it."""
 
+    _course: Course
     _guarded: Guarded | None = None
     _still = float("inf")  # from when on it is to stand still, as its guards were told
 
@@ -176,6 +177,11 @@ class UnderGuard:
     def report(self) -> int:
         """What becomes readable when the guards have something to say."""
         return self._guards.report
+
+    def hear_guards(self) -> None:
+        """Take note of what the guards have reported."""
+        self._guards.listen()
+        self._course.children = self._guards.children
 
     @property
     def _guards(self) -> Guarded:
@@ -218,6 +224,7 @@ class Apart(UnderGuard):
             grace=grace,
             still_at=still_at(hold.lean),
             passed=(news, word, self._outcome, task),
+            leave_children=course.policy.leave_children,
         )
         # The reading end of the news stays: nobody who writes to it is to be told by SIGPIPE.
         for fd in (word, task):
@@ -238,7 +245,7 @@ class Apart(UnderGuard):
 
     def listen(self) -> None:
         """Take note of what the guards and the body have said."""
-        self._guards.listen()
+        self.hear_guards()
         assert self._words is not None, "it was started"
         for line in self._words.lines()[-1:]:
             done, total, counts = json.loads(line[0])

@@ -74,6 +74,8 @@ class Job(NamedTuple):
             "needs": self.needs.value,
             "idempotent": self.idempotent,
         }
+        if policy.leave_children:  # jobs that do not say so keep the definition that they had
+            facts["leave_children"] = True
         return json.dumps(facts, sort_keys=True)
 
     def defined(self, *, build: int = 0) -> Definition:

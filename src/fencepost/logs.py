@@ -35,6 +35,8 @@ _LEVELS = {
     "handed_off": "INFO",
     "skipped": "WARNING",
     "cancelled": "WARNING",
+    "children_stopped": "WARNING",
+    "children_left": "INFO",
     "slow_transaction": "WARNING",
     "in_doubt": "ERROR",
     "failed": "ERROR",

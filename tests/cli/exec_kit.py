@@ -80,10 +80,11 @@ class Kit:
         """Start a command that waits for the lease, and wait until it stands in line."""
         program = [sys.executable, f"{HERE}/successor_program.py", str(self.folder)]
         successor = self.start("exec", name, "--wait", "40s", *words, "--", *program)
-        wait_for(self._somebody_waits, "the successor to stand in line")
+        wait_for(self.somebody_waits, "the successor to stand in line")
         return successor
 
-    def _somebody_waits(self) -> bool:
+    def somebody_waits(self) -> bool:
+        """Say whether a command stands in line for a lease."""
         folder = self.folder / "leases.db-live"
         return folder.exists() and any(board_of(str(folder)).tickets())
 
@@ -105,10 +106,11 @@ class Tree:
     def __init__(self, wrapper: subprocess.Popen[str]) -> None:
         self.process = wrapper
         self.wrapper = wrapper.pid
-        (self.guardian,) = children(wrapper.pid)
+        (self.sentinel,) = children(wrapper.pid)
+        (self.guardian,) = children(self.sentinel)
+        # Daemons become the guardian's children, too, and are in sessions of their own.
         below = children(self.guardian)
-        (self.command,) = [pid for pid in below if b"FENCEPOST_NONCE=" in environment(pid)]
-        (self.sentinel,) = [pid for pid in below if pid != self.command]
+        (self.command,) = [pid for pid in below if int(stat(pid)[3]) == self.sentinel]
 
     def kill(self, *roles: str) -> float:
         """Kill the processes that have these roles, and return when."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,17 +62,54 @@ def test_after_kill_9_the_successor_starts_soon_and_alone(
     assert took.at - killed_at < 10  # of a ttl of 600; usually well under one
 
 
-@pytest.mark.parametrize("options", ["aloof stubborn", "masked stubborn"])
+@pytest.mark.parametrize("options", ["aloof stubborn", "masked stubborn", "aloof masked stubborn"])
 @pytest.mark.parametrize("victim", ["wrapper", "guardian", "command"])
-def test_a_daemon_is_found_by_its_mark_or_by_its_pledge(
+def test_a_daemon_is_found_by_its_mark_by_its_pledge_or_by_its_descent(
     kit: Kit, options: str, victim: str
 ) -> None:
-    """One has closed all that it inherited, the other begins with an empty environment."""
+    """One has closed all that it inherited, one begins with an empty environment, one has both."""
     tree, worker = kit.start_worker("job", *LONG, "--grace", "300ms", options=options)
     successor = kit.start_successor("job", *LONG)
     tree.kill(victim)
     assert took_over(successor).alone
     assert worker.living() == []
+
+
+def test_a_sentinel_that_is_stopped_wakes_up_to_replace_a_dead_guardian(kit: Kit) -> None:
+    tree, worker = kit.start_worker("job", *LONG, options="aloof masked stubborn")
+    successor = kit.start_successor("job", *LONG)
+    os.kill(tree.sentinel, signal.SIGSTOP)
+    tree.kill("guardian")
+    assert took_over(successor).alone
+    assert worker.living() == []
+
+
+def test_what_keeps_forking_is_killed_all_the_same(kit: Kit) -> None:
+    """Each process of it lives for a moment only, in a session of its own, deaf to SIGTERM."""
+    program = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.closerange(0, 1000)
+    while True:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        with open({str(kit.folder / "beats")!r}, "a") as file:
+            file.write(f"{{time.time()}}\\n")
+        time.sleep(0.001)
+while not os.path.exists({str(kit.folder / "beats")!r}):
+    time.sleep(0.01)
+"""
+    done = kit.fencepost("exec", "job", "--grace", "200ms", "--", sys.executable, "-c", program)
+    ended_at = time.time()
+    assert done.returncode == 0, done.stderr
+    assert "left behind were stopped: python3 (pid " in done.stderr
+    size = (kit.folder / "beats").stat().st_size
+    assert size > 0
+    assert kit.fencepost("exec", "job", "--", "true").returncode == 0
+    beats = (kit.folder / "beats").read_text().split()
+    assert float(beats[-1]) < ended_at
 
 
 def test_the_guards_do_not_answer_to_the_name_of_the_wrapper(kit: Kit) -> None:

@@ -60,6 +60,7 @@ def register(subparsers: Subparsers) -> None:
     add("--limit", type=int, metavar="N", help="let N commands of this name run at once")
     add("--held-exit", type=int, default=HELD, metavar="CODE", help="exit code if held (75)")
     add("--grace", default="5s", help="from SIGTERM to SIGKILL for what outlives the command (5s)")
+    add("--leave-children", action="store_true", help="leave what outlives the command alone")
     add = parser.add_argument_group("as the run of a job, once per slot and on record").add_argument
     add("--slot", metavar="INSTANT", help="run this slot, such as 2026-01-20T02:00:00Z")
     add("--cron", metavar="EXPR", help="run the newest slot that is due by a cron expression")
@@ -118,6 +119,7 @@ class Wanted(NamedTuple):
     max_hold: float | None
     grace: float
     held_exit: int
+    leave_children: bool
 
 
 class Interrupted(BaseException):
@@ -181,6 +183,7 @@ class _Errand:
                 lifeline=getattr(self._store, "lifeline", _none)(),
                 until=must_end(hold.trust, ends=hold.ends, notice=notice),
                 grace=wanted.grace,
+                leave_children=wanted.leave_children,
             )
         except OSError as error:
             self._release(hold)
@@ -195,12 +198,20 @@ class _Errand:
         if command.failed:
             say(f"{wanted.command[0]!r} was not run: {os.strerror(command.failed)}")
             return code_of_failure(command.failed)
+        told = []
         if ended.why is not None:
             what = "lost" if hold.why_lost is not None else "in danger"
             end = "was stopped" if ended.stopped else "had ended by itself"
-            say(f"lease {hold.name!r} was {what}: {ended.why}; the command {end}")
+            told.append(f"lease {hold.name!r} was {what}: {ended.why}; the command {end}")
         elif not kept:
-            say(f"lease {hold.name!r} was lost before the command ended; look for a later holder")
+            told.append(
+                f"lease {hold.name!r} was lost before the command ended; look for a later holder"
+            )
+        if command.children is not None:
+            left = command.children
+            told.append(f"processes that the command left behind were {left.told_fate}: {left}")
+        if told:
+            say("; ".join(told))
         return ended.code
 
     def _receive(self, signum: int, _frame: object) -> None:
@@ -248,6 +259,7 @@ def _wanted(args: argparse.Namespace) -> Wanted:
         max_hold=None if args.max_hold is None else positive(args.max_hold, what="max-hold"),
         grace=seconds(args.grace, what="grace"),
         held_exit=args.held_exit,
+        leave_children=args.leave_children,
     )
 
 

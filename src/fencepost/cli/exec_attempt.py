@@ -13,7 +13,13 @@ import os
 from fencepost.cli.main import WRONG, say
 from fencepost.errors import RunTimedOut
 from fencepost.flows.acquire import Granted
-from fencepost.flows.attempt import RELEASED, conclude, keep_output, say as tell
+from fencepost.flows.attempt import (
+    RELEASED,
+    conclude,
+    keep_output,
+    say as tell,
+    tell_of_children,
+)
 from fencepost.flows.command import oversee
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
@@ -79,9 +85,12 @@ class CommandAttempt:
             errand.world, errand.ledger.leases, hold, command, notice=0.0, stop=self._stop
         )
         tee.finish()
+        course.children = command.children
         code = code_of_failure(command.failed) if command.failed else ended.code
         errand.ended(course.run.key, code=code)
         if ended.why is not None and self._is_in_doubt(command):
+            doors = Doors(errand.world, errand.ledger)
+            await tell_of_children(doors, course, emit=errand.emit)
             tell(errand.emit, "lost", course, reason=ended.why)
             errand.lost(f"{ended.why}; the command was stopped")
             record = None
@@ -107,6 +116,7 @@ class CommandAttempt:
             still_at=still_at(hold.lean),
             stdout=tee.stdout,
             stderr=tee.stderr,
+            leave_children=self._policy.leave_children,
         )
         tee.begin()
         return command

@@ -271,6 +271,7 @@ def _declared(args: argparse.Namespace, wanted: Wanted) -> Job:
         "cancel_grace": wanted.grace + _HEARING,
         "lease": wanted.ttl,
         "on_loss": args.on_loss or "resume",
+        "leave_children": wanted.leave_children,
     }
     schedule = {"cron": args.cron, "every": args.every, "tz": args.tz or "UTC"}
     declared = Declared(None, "process", "slot", Tier.T1, idempotent=False)

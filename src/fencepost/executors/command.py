@@ -207,6 +207,7 @@ class _Command(UnderGuard):
             stdout=tee.stdout,
             stderr=tee.stderr,
             cwd=self._words.cwd,
+            leave_children=course.policy.leave_children,
         )
         tee.begin()
 
@@ -218,7 +219,7 @@ class _Command(UnderGuard):
 
     def listen(self) -> None:
         """Take note of what the guards have reported."""
-        self._guards.listen()
+        self.hear_guards()
 
     def mop_up(self) -> None:
         """Take one step at ending what a dead guardian left behind."""

@@ -104,6 +104,7 @@ async def _lost(
     doors: Doors, course: Course, error: BaseException, *, emit: Callable[[JobEvent], None]
 ) -> RunRecord | None:
     """Tell that a run was lost, unless another program has ended it for us."""
+    await tell_of_children(doors, course, emit=emit)
     ended = await ended_for_us(doors, course)
     if ended is None:
         say(emit, "lost", course, reason=str(error))
@@ -159,6 +160,7 @@ async def conclude(
     world = doors.world
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
+    await tell_of_children(doors, course, emit=emit)
     course.ending = True
     course.hold.about_to_end()
     try:
@@ -169,6 +171,23 @@ async def conclude(
     if course.chatty or run.state is not State.SUCCEEDED or course.doubts:
         _tell(emit, course, run)
     return run
+
+
+async def tell_of_children(
+    doors: Doors, course: Course, *, emit: Callable[[JobEvent], None]
+) -> None:
+    """Log, and keep with the run, which processes a body left behind. Kept twice does no harm."""
+    children = course.children
+    if children is None:
+        return
+    say(emit, children.event, course, count=children.total, children=str(children))
+    key, token, detail = course.attempt.key, course.attempt.token, str(children)
+    try:
+        note = partial(doors.ledger.note, key, children.event, token=token, detail=detail)
+        await insist(doors.world, course, note)
+    except Lost:
+        pass  # the ledger is away for longer than the lease: the log has it
+    course.children = None
 
 
 def _told(doors: Doors, course: Course, settled: Settled) -> Awaitable[RunRecord]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from fencepost.flows.keep import Hold
     from fencepost.ledger.api import Ledger
+    from fencepost.model.command import Children
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemState
     from fencepost.model.policy import Policy
@@ -66,6 +67,7 @@ class Course:
     handed_off = False  # whether another program has it by now
     adopted = False  # whether it was handed off to us: only then we renew by handing over
     said: str | None = None  # what a command left to be kept, however it ended: JSON
+    children: Children | None = None  # what its command or process left behind
     crashed: str | None = None  # how, if the body had a process of its own and it died
     payload: str | None = None  # what a stored job was given, as JSON
     lent: object = None  # what user code was given of the lease

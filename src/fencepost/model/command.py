@@ -9,6 +9,8 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fencepost.model.lease import Lean, Trust
 
 # A command's children would still be at work under a shorter lease when others may start.
@@ -18,6 +20,8 @@ QUICK = 0.3
 # How long it may take to have a command and all of its children stand still.
 _TO_STAND_STILL = 0.15
 _NEVER = float("inf")
+# How many of the children that a command left behind are told of by name.
+MOST_NAMED = 10
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
@@ -76,3 +80,42 @@ def code_of_failure(number: int) -> int:
 def shell_code(code: int) -> int:
     """Return an exit code as a shell would: a death by signal n, given as -n, is 128 + n."""
     return code if code >= 0 else 128 - code
+
+
+class Children(NamedTuple):
+    """The processes that a command left behind, by number and program, and what became of them.
+
+    ``fate`` is "stopped", or "left" where the job leaves them alone. Arguments are not kept: they
+    may be secret.
+    """
+
+    fate: str
+    total: int
+    named: tuple[tuple[int, str], ...]
+
+    @property
+    def event(self) -> str:
+        """What a run's record calls it."""
+        return f"children_{self.fate}"
+
+    @property
+    def told_fate(self) -> str:
+        """What became of them, in a sentence."""
+        return "left alone" if self.fate == "left" else self.fate
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{name} (pid {pid})" for pid, name in self.named)
+        more = self.total - len(self.named)
+        return f"{told} and {more} more" if more else told
+
+
+def children_from(fate: str, total: str, words: Sequence[str]) -> Children:
+    """Return what a guard told in words, each a number and the program's name in hexadecimal."""
+    pairs = (word.partition(":") for word in words)
+    named = tuple((int(pid), _printable(bytes.fromhex(name).decode())) for pid, _, name in pairs)
+    return Children(fate, int(total), named)
+
+
+def _printable(name: str) -> str:
+    """Return a program's name as a terminal and a log can show it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)

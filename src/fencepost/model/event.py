@@ -22,7 +22,8 @@ class JobEvent(NamedTuple):
     """One thing that happened to one run of a job.
 
     ``what`` is one of: lock_acquired, resumed, skipped, completed, failed, timed_out, cancelled,
-    lost, stuck, in_doubt, quarantined, slow_transaction. ``more`` are pairs that belong to it.
+    lost, stuck, in_doubt, quarantined, slow_transaction, children_stopped, children_left. ``more``
+    are pairs that belong to it.
 
     Alarms tell of themselves in the same way, ``job`` being their kind and ``run_id`` the
     generation: alarm_fired, alarm_failed, alarm_dead, alarm_late, alarm_stale, alarm_stuck.

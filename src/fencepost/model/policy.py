@@ -129,6 +129,7 @@ class Policy(NamedTuple):
     start_deadline: float | None = None
     in_doubt: InDoubtPolicy = InDoubtPolicy.REPORT
     handoff_beat: float | None = None  # how often a handed-off run is to be heard of
+    leave_children: bool = False  # whether processes may outlive the command that started them
 
 
 LONGEST_LOSS_PAUSE = 300.0
@@ -157,12 +158,15 @@ def checked_policy(  # noqa: PLR0913 -- one for each word that a job may say
     start_deadline: Duration | None = None,
     in_doubt: str = "report",
     handoff_beat: Duration | None = None,
+    leave_children: bool = False,
 ) -> Policy:
     """Return the policy that was asked for, or say which part of it cannot be."""
     if isinstance(retry, int) and not isinstance(retry, bool):
         retry = Retry(retry)
     if retry is not None and not isinstance(retry, Retry):
         raise Misuse(f"retry is {retry!r}: give Retry(…), a number of attempts, or None")
+    if not isinstance(leave_children, bool):
+        raise Misuse(f"leave_children is {leave_children!r}: give True or False")
     grace = seconds(cancel_grace, what="cancel_grace")
     if grace < 0:
         raise Misuse(f"cancel_grace is {cancel_grace!r}: it must not be negative")
@@ -183,6 +187,7 @@ def checked_policy(  # noqa: PLR0913 -- one for each word that a job may say
         ),
         in_doubt=_word(InDoubtPolicy, in_doubt, "in_doubt"),
         handoff_beat=None if handoff_beat is None else checked_ttl(handoff_beat),
+        leave_children=leave_children,
     )
 
 

@@ -1,8 +1,8 @@
-"""A guardian that begins as a program of its own, for a wrapper with threads.
+"""Guards that begin as a program of their own, for a wrapper with threads.
 
 A fork copies locks that other threads hold just then, and the guards are Python code, which would
 wait for those locks for ever. So here nothing is forked but to become a fresh interpreter at once,
-small and with one thread, and that one becomes the guardian.
+small and with one thread, and that one becomes the guards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 
 from fencepost.world.guardian import Guarded, above_streams, ignored_here, lay_lines
-from fencepost.world.guards import Orders, Posts, be_guardian
+from fencepost.world.guards import Orders, Posts, be_guards
 from fencepost.world.strays import Trail
 
 TYPE_CHECKING = False
@@ -41,13 +41,14 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
     stdout: int | None = None,
     stderr: int | None = None,
     cwd: str | None = None,
+    leave_children: bool = False,
 ) -> Guarded:
     """Start a command under guard, from any thread of any process.
 
     As ``guardian.start``; the descriptors ``passed`` are the command's too, under their numbers.
     It begins in the folder ``cwd``, or in ours.
     """
-    import subprocess  # dear, and never needed by the guardian itself
+    import subprocess  # dear, and never needed by the guards themselves
 
     streams = {fd for fd in (stdout, stderr) if fd is not None}
     started, theirs, mine = False, [*streams], []
@@ -71,6 +72,7 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
                 grace,
                 stdout,
                 stderr,
+                leave_children,
             ),
             [int(signum) for signum in ignored_here()],
             tuple(lines.posts),
@@ -87,14 +89,16 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
     finally:
         for fd in theirs if started else theirs + mine:
             os.close(fd)
-    trail = Trail(session=process.pid, nonce=nonce, pledge=lines.pledge_name)
+    pid = process.pid
+    trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
     return Guarded(trail, lines, bury=process.wait)
 
 
 def main(fd: int) -> NoReturn:
-    """Read the orders and be the guardian, to the end of this process."""
+    """Read the orders and be the guards, to the end of this process."""
     argv, environment, words, ignored, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
-    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, still_at, grace, stdout, stderr = words
+    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, still_at, *more = words
+    grace, stdout, stderr, leave_children = more
     # The command must not have these, or its end would not be theirs; its streams are given to it.
     for post in (*posts, *(fd for fd in (stdout, stderr) if fd is not None)):
         os.set_inheritable(post, False)  # noqa: FBT003 -- the standard library's way
@@ -113,8 +117,9 @@ def main(fd: int) -> NoReturn:
         mask=set(),  # whichever thread it was that started us
         stdout=stdout,
         stderr=stderr,
+        leave_children=leave_children,
     )
-    be_guardian(orders, Posts(*posts))
+    be_guards(orders, Posts(*posts))
 
 
 def letter(content: bytes) -> int:

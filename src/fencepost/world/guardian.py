@@ -1,6 +1,7 @@
 """A command runs under guard, so that nothing of it is alive when others may have its lease.
 
-``start`` forks a guardian, which forks a sentinel and the command (``guards.py``, ``sentinel.py``).
+``start`` forks a sentinel, which forks a guardian, which starts the command (``guards.py``,
+``sentinel.py``).
 This side is the wrapper's, which holds the lease. Each of them can die at any time: whoever is
 left ends the command and all of its children. The guards end them at the deadlines that they were
 last told, too, so a wrapper that is merely stopped does no harm.
@@ -8,20 +9,23 @@ last told, too, so a wrapper that is merely stopped does no harm.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 
-from fencepost.model.command import QUICK, shell_code
+from fencepost.model.command import QUICK, children_from, shell_code
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.guards import Orders, Posts, be_guardian
+from fencepost.world.guards import Orders, Posts, be_guards
 from fencepost.world.strays import Trail
 from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from fencepost.model.command import Children
 
 # What is passed on to the command, rather than obeyed.
 FORWARDED = (
@@ -49,7 +53,8 @@ class Guarded:
         self.orphaned = False  # whether the guardian died before the command
         self.gone = False
         self._code: int | None = None
-        self._guardian, self._sentinel = trail.session, 0
+        self.children: Children | None = None  # what the command left behind, if anything
+        self._sentinel, self._guardian = trail.session, 0
         self._inbox = Inbox(lines.report)
         self._to_guardian, self._to_sentinel = lines.to_guardian, lines.to_sentinel
         self._trail, self._bury = trail, bury
@@ -78,14 +83,16 @@ class Guarded:
     def listen(self) -> None:
         """Take note of what the guardian has reported, and of its death."""
         for word, *values in self._inbox.lines():
-            if word == "sentinel":
-                self._sentinel = int(values[0])
+            if word == "guardian":
+                self._guardian = int(values[0])
             elif word == "failed":
                 self.failed = int(values[0])
             elif word == "asked":
                 self.asked = True
             elif word == "ended":
                 self._code = int(values[0])
+            elif word in ("stopped", "left"):
+                self.children = children_from(word, values[0], values[1:])
             elif word == "gone":
                 self.gone = True
         if self._inbox.closed and not self.gone:
@@ -94,20 +101,25 @@ class Guarded:
     def mop_up(self) -> None:
         """Do what a dead guardian no longer can, one step at a time, until all is ``gone``.
 
-        The guardian is not reaped before that: its number is that of the command's session.
+        A sentinel that lives ends the command, and leaves when nothing is left: only a parent knows
+        that for certain. It is not reaped before: its number is that of the command's session.
         """
         now = SystemClocks().boottime()
         spare = (os.getpid(), self._guardian, self._sentinel)
+        sentinel_lives = tell(self._to_sentinel)
         if self._kill_at is None:
             self._kill_at = now + QUICK
-            if not tell(self._to_sentinel):  # else it is the sentinel who asks
+            if sentinel_lives:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(self._sentinel, signal.SIGCONT)  # should somebody have stopped it
+            else:
                 self._trail.strike(signal.SIGTERM, spare=spare)
         elif now >= self._kill_at:
             self._trail.strike(signal.SIGKILL, spare=spare)
-        self.gone = not self._trail.find(spare=spare)
+        self.gone = not sentinel_lives and not self._trail.find(spare=spare)
 
     def close(self) -> None:
-        """Bury the guardian and close the pipes."""
+        """Close the pipes and bury the sentinel, which buries the guardian."""
         self.let_go()
         self._bury()
 
@@ -172,11 +184,13 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
     still_at: float = _NEVER,
     stdout: int | None = None,
     stderr: int | None = None,
+    leave_children: bool = False,
 ) -> Guarded:
     """Start a command under guard.
 
     ``lifeline`` is a descriptor that everything started here keeps open. What outlives the command
-    by itself is asked to stop, and killed ``grace`` seconds later. ``stdout`` and ``stderr`` become
+    by itself is asked to stop, and killed ``grace`` seconds later, unless the command may
+    ``leave_children``. ``stdout`` and ``stderr`` become
     the command's own and are closed here: with nobody but the command and its children to hold
     them, whoever reads the other end of a pipe sees the last of them go.
     """
@@ -210,15 +224,16 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
                 mask={int(s) for s in mask},
                 stdout=stdout,
                 stderr=stderr,
+                leave_children=leave_children,
             )
-            be_guardian(orders, lines.posts)
+            be_guards(orders, lines.posts)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in (*lines.theirs, *streams):
             os.close(fd)
         if lifeline is not None:
             os.close(lifeline)
-    trail = Trail(session=pid, nonce=nonce, pledge=lines.pledge_name)
+    trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
     return Guarded(trail, lines, bury=lambda: os.waitpid(pid, 0))
 
 

@@ -1,8 +1,12 @@
 """The guardian starts a command, ends it when it must, and leaves only when nothing of it is left.
 
-It leads a session of its own, in which the command is a process group. It ends the command at the
-deadlines that the wrapper last sent, and at once if the wrapper is gone. What the command leaves
-behind when it ends by itself is asked to stop, and killed after a grace.
+It is in a session of the guards, in which the command is a process group. It ends the command at
+the deadlines that the wrapper last sent, and at once if the wrapper is gone. What the command
+leaves behind when it ends by itself is asked to stop, and killed after a grace; or it is left
+alone, if the job says so.
+
+Orphans below the guardian become its children. So it knows exactly when nothing is left: when it
+has no children any more. The sentinel is its parent, and adopts them should the guardian die.
 
 It runs after a fork without exec, in a copy of a program that had files and a database open. So it
 closes all of that, touches nothing of it, and leaves by ``os._exit``.
@@ -15,17 +19,25 @@ import os
 import select
 import signal
 
-from fencepost.model.command import QUICK
+from fencepost.model.command import MOST_NAMED, QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.sentinel import be_called, be_sentinel, let_go_of_all_but
-from fencepost.world.strays import Trail, group_exists, strike_group
+from fencepost.world.sentinel import SentinelOrders, be_called, be_sentinel, let_go_of_all_but
+from fencepost.world.strays import (
+    Trail,
+    adopt_orphans,
+    chase_children,
+    reap_children,
+    strike_group,
+)
 from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NoReturn
+
+    from fencepost.world.strays import Stray
 
 _NEVER = float("inf")
 # A poll does not count the time a machine was suspended; the deadlines do. So nobody sleeps longer.
@@ -34,6 +46,10 @@ _LONGEST_NAP = 1.0
 _GLANCE = 0.03
 # How often what stands still is looked at.
 _STILL = 0.1
+# What ends together with the command takes a moment to do so, and is not left behind.
+_MOMENT = 0.1
+# How often to look and kill in a row: processes that keep forking must not outrun us.
+_ROUNDS = 8
 
 # What a terminal, an init system or an operator may send to the whole tree: the command gets it,
 # the guards wait for the command.
@@ -71,6 +87,7 @@ class Orders(NamedTuple):
     stdout: int | None = None
     stderr: int | None = None
     still_at: float = _NEVER
+    leave_children: bool = False
 
 
 class Posts(NamedTuple):
@@ -82,18 +99,47 @@ class Posts(NamedTuple):
     life: int  # silent; ends with the last of those who hold the pledge
 
 
-def be_guardian(orders: Orders, posts: Posts) -> NoReturn:
-    """Run the command and guard it, to the end of this process."""
+def be_guards(orders: Orders, posts: Posts) -> NoReturn:
+    """Be the sentinel, with a guardian as its child, to the end of this process."""
     try:
         if os.getsid(0) != os.getpid():
             os.setsid()
-        be_called("fence-guardian")
         _be_deaf(orders.mask)
-        _Guardian(orders, posts).stand()
+        session = os.getpid()
+        adopt_orphans()
+        from_guardian, to_sentinel = os.pipe()
+        guardian = _fork()
+        if guardian == 0:
+            _be_guardian(orders, posts, session, to_sentinel)
+        to_watch = SentinelOrders(
+            guardian=guardian,
+            trail=_trail(orders, session),
+            lifeline=orders.lifeline,
+            kill_at=orders.kill_at,
+            still_at=orders.still_at,
+            from_wrapper=posts.sentinel,
+            from_guardian=from_guardian,
+        )
+        be_sentinel(to_watch)
     except _NotStarted as failure:
         tell(posts.report, "failed", failure.args[0])
+    finally:  # whatever went wrong: the wrapper sees us go, and cleans up
+        os._exit(0)
+
+
+def _be_guardian(orders: Orders, posts: Posts, session: int, to_sentinel: int) -> NoReturn:
+    """Run the command and guard it, to the end of this process."""
+    try:
+        be_called("fence-guardian")
+        _Guardian(orders, posts, session, to_sentinel).stand()
     finally:  # whatever went wrong: the sentinel and the wrapper see us go, and clean up
         os._exit(0)
+
+
+def _trail(orders: Orders, session: int) -> Trail:
+    """Return the trail of the command, as this guard sees it."""
+    root = os.getpid()
+    return Trail(session=session, root=root, nonce=orders.nonce, pledge=orders.pledge_name)
 
 
 class _NotStarted(Exception):
@@ -101,22 +147,23 @@ class _NotStarted(Exception):
 
 
 class _Guardian:
-    def __init__(self, orders: Orders, posts: Posts) -> None:
+    def __init__(self, orders: Orders, posts: Posts, session: int, to_sentinel: int) -> None:
         self._orders, self._report, self._life = orders, posts.report, posts.life
-        self._inbox = Inbox(posts.guardian)
-        trail = Trail(session=os.getpid(), nonce=orders.nonce, pledge=orders.pledge_name)
-        self._trail = trail
+        self._inbox, self._to_sentinel = Inbox(posts.guardian), to_sentinel
+        self._trail = _trail(orders, session)
+        self._spare = (os.getpid(), session)  # ourselves and the sentinel
         self._ask_at, self._kill_at = orders.ask_at, orders.kill_at
         self._still_at, self._still = orders.still_at, False
         self._last_at = _NEVER  # the end that no renewal can move any more
         self._asked = self._struck = self._ended = False
+        self._stopped = False  # whether the command did not end by itself
+        self._over_at = _NEVER  # when what still lives counts as left behind
+        self._children = False
+        self._named: dict[int, str] = {}  # what was left behind, by its number
+        self._fate = ""  # and what became of it
         self._bell = _bell_for_deaths()
-        told, self._to_sentinel = os.pipe()
-        self._sentinel = _fork()
-        if self._sentinel == 0:
-            until = (orders.kill_at, orders.still_at)
-            be_sentinel(trail, until, orders.lifeline, posts.sentinel, told)
-        tell(self._report, "sentinel", self._sentinel)
+        self._adopts = adopt_orphans()
+        tell(self._report, "guardian", os.getpid())
         self._command = self._start_command()
         keep = (self._inbox.fd, self._report, self._to_sentinel, self._life, *self._bell)
         let_go_of_all_but(*keep, orders.lifeline)
@@ -127,13 +174,14 @@ class _Guardian:
             self._obey()
             if self._inbox.closed:  # the wrapper is gone
                 self._end_by(_boottime() + QUICK)
-            if not self._ended:
-                self._look_at_command()
-            if self._ended:
-                if self._nothing_left():
-                    break
+            self._reap()
+            if self._ended and (self._nothing_left() or self._is_to_leave_them()):
+                break
+            if _boottime() >= self._over_at:
                 self._end_by(_boottime() + self._orders.grace)
             self._wait(self._act())
+        if len(self._named) > MOST_NAMED:
+            self._tell_names()
         tell(self._report, "gone")
         tell(self._to_sentinel, "done")
 
@@ -141,12 +189,13 @@ class _Guardian:
         """Start the command as a group of its own, with the signals as the wrapper found them.
 
         It inherits the pledge, whose end we shall see, and the pulse, which tells others that the
-        lease's holder lives: from now on that means the command and its children too.
+        lease's holder lives: from now on that means the command and its children too. Children
+        that may stay must not have the pulse: the holder's next lease is not theirs.
         """
         orders = self._orders
-        for fd in (orders.pledge, orders.lifeline):
-            if fd is not None:
-                os.set_inheritable(fd, True)  # noqa: FBT003 -- the standard library's way
+        os.set_inheritable(orders.pledge, True)  # noqa: FBT003 -- the standard library's way
+        if orders.lifeline is not None:
+            os.set_inheritable(orders.lifeline, not orders.leave_children)
         streams = ((orders.stdout, 1), (orders.stderr, 2))
         become = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in streams if fd is not None]
         try:
@@ -161,7 +210,7 @@ class _Guardian:
             )
         except (OSError, ValueError) as error:  # a ValueError: no name, or a NUL in an argument
             tell(self._report, "failed", getattr(error, "errno", None) or errno.EINVAL)
-            self._ended = True
+            self._ended, self._over_at = True, _boottime()
             return 0
 
     def _obey(self) -> None:
@@ -193,11 +242,12 @@ class _Guardian:
             return min(kill_at - now, _STILL)
         elif now >= ask_at and not self._asked:
             self._asked = True
-            if not final:
+            if not final and not self._ended:
                 tell(self._report, "asked")
             self._strike(signal.SIGTERM)
         if self._ended or now >= kill_at:
-            return _GLANCE
+            # What cannot be killed, such as another user's process, is waited for.
+            return min(max(_GLANCE, (now - kill_at) / 10), _LONGEST_NAP)
         until = min(kill_at, self._still_at)
         if not self._asked:
             until = min(ask_at, until)
@@ -219,32 +269,69 @@ class _Guardian:
 
     def _strike(self, signum: int) -> None:
         self._struck = True
-        group = 0 if self._ended else self._command
-        if group:
-            strike_group(group, signum)
-        self._trail.strike(signum, spare=self._guards(), told=group)
+        for _ in range(_ROUNDS):
+            group = 0 if self._ended else self._command
+            if group:
+                strike_group(group, signum)
+            found = self._trail.strike(signum, spare=self._spare, told=group)
+            if signum in (signal.SIGTERM, signal.SIGKILL):
+                self._tell_of(found, "stopped")
+            self._reap()
+            if signum != signal.SIGKILL or not (self._children or found):
+                return
+            self._tell_of(chase_children(), "stopped")
 
-    def _look_at_command(self) -> None:
-        pid, status = os.waitpid(self._command, os.WNOHANG)
-        if pid:
+    def _tell_of(self, found: list[Stray], fate: str) -> None:
+        """Tell the wrapper which children were stopped, or left.
+
+        Those that are in the session of a command which is stopped go without saying.
+        """
+        known, by_itself = len(self._named), self._ended and not self._stopped
+        for stray in found:
+            if by_itself or stray.session != self._trail.session:
+                self._named.setdefault(stray.pid, stray.name)
+        self._fate = fate
+        # Later ones are only counted: a wrapper that is stopped reads nothing, and pipes fill up.
+        if known < len(self._named) and known < MOST_NAMED:
+            self._tell_names()
+
+    def _tell_names(self) -> None:
+        words = [f"{pid}:{name.encode().hex()}" for pid, name in self._named.items()]
+        tell(self._report, self._fate, len(words), *words[:MOST_NAMED])
+
+    def _reap(self) -> None:
+        """Reap the command, and the orphans that became our children."""
+        statuses, self._children = reap_children()
+        if self._command in statuses and not self._ended:
             self._ended = True
-            tell(self._report, "ended", os.waitstatus_to_exitcode(status))
+            now = _boottime()
+            self._stopped = self._asked or self._kill_at <= now or self._last_at != _NEVER
+            self._over_at = now if self._stopped else now + _MOMENT
+            tell(self._report, "ended", os.waitstatus_to_exitcode(statuses[self._command]))
 
     def _nothing_left(self) -> bool:
         if not self._command:
             return True  # it never began
-        if not self._struck and self._life_is_over() and not group_exists(self._command):
-            return True
-        return not self._trail.find(spare=self._guards())
+        if self._children:
+            return False
+        if self._adopts and not self._struck and self._life_is_over():
+            return True  # what has no parent but us is our child: there are no descendants
+        return not self._trail.find(spare=self._spare)
+
+    def _is_to_leave_them(self) -> bool:
+        """Say whether what outlives the command is left alone, and tell of it."""
+        if not self._orders.leave_children or self._stopped or self._last_at != _NEVER:
+            return False
+        if _boottime() < self._over_at:
+            return False
+        self._tell_of(self._trail.find(spare=self._spare), "left")
+        return True
 
     def _life_is_over(self) -> bool:
         """Say whether everybody who inherited the command's end of the life pipe is gone."""
         poll = select.poll()
         poll.register(self._life, select.POLLIN)
         return bool(poll.poll(0))
-
-    def _guards(self) -> tuple[int, int]:
-        return os.getpid(), self._sentinel
 
 
 def _fork() -> int:

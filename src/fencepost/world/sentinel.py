@@ -1,7 +1,8 @@
 """The sentinel watches over the guardian: if that is gone, it ends the command itself.
 
-If the guardian is only stopped, or slow, the sentinel kills at the last deadline. Otherwise it
-keeps still, so that a command does not get every signal twice.
+It is the guardian's parent, so that what a killed guardian had below it becomes the sentinel's. If
+the guardian is only stopped, or slow, the sentinel kills at the last deadline. Otherwise it keeps
+still, so that a command does not get every signal twice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import select
 import signal
 
 from fencepost.model.command import QUICK
+from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
+from fencepost.world.strays import chase_children, reap_children
 from fencepost.world.wire import Inbox
 
 TYPE_CHECKING = False
@@ -28,31 +31,34 @@ _AFTER_YOU = 0.1
 _boottime = SystemClocks().boottime
 
 
-def be_sentinel(
-    trail: Trail, until: tuple[float, float], lifeline: int | None, wrapper: int, guardian: int
-) -> NoReturn:
-    """Watch over the guardian, to the end of this process.
+class SentinelOrders(NamedTuple):
+    """Which guardian a sentinel watches, and until when the command may run."""
 
-    ``wrapper`` and ``guardian`` are what those two write to. ``until`` is when the command is
-    killed, and from when on it stands still.
-    """
+    guardian: int
+    trail: Trail
+    lifeline: int | None
+    kill_at: float
+    still_at: float
+    from_wrapper: int
+    from_guardian: int
+
+
+def be_sentinel(orders: SentinelOrders) -> NoReturn:
+    """Watch over the guardian, to the end of this process."""
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         be_called("fence-sentinel")
-        let_go_of_all_but(wrapper, guardian, lifeline)
-        _Sentinel(trail, until, Inbox(wrapper), Inbox(guardian)).stand()
+        let_go_of_all_but(orders.from_wrapper, orders.from_guardian, orders.lifeline)
+        _Sentinel(orders).stand()
     finally:
         os._exit(0)
 
 
 class _Sentinel:
-    def __init__(
-        self, trail: Trail, until: tuple[float, float], wrapper: Inbox, guardian: Inbox
-    ) -> None:
-        self._trail, self._wrapper, self._guardian = trail, wrapper, guardian
-        self._spare = (os.getpid(), os.getppid())
-        self._kill_at, self._still_at = (at + _AFTER_YOU for at in until)
+    def __init__(self, orders: SentinelOrders) -> None:
+        self._trail, self._guardian_pid = orders.trail, orders.guardian
+        self._wrapper, self._guardian = Inbox(orders.from_wrapper), Inbox(orders.from_guardian)
+        self._spare = (os.getpid(), orders.guardian)
+        self._kill_at, self._still_at = orders.kill_at + _AFTER_YOU, orders.still_at + _AFTER_YOU
         self._still = False
 
     def stand(self) -> None:
@@ -65,6 +71,7 @@ class _Sentinel:
                 bereft = True
                 self._kill_at = min(self._kill_at, _boottime() + QUICK + _AFTER_YOU)
             if ["done"] in self._guardian.lines():
+                os.waitpid(self._guardian_pid, 0)
                 return
             if self._guardian.closed:
                 self._take_over()
@@ -93,13 +100,16 @@ class _Sentinel:
         poll.poll(seconds * 1000)
 
     def _take_over(self) -> None:
-        """End the command: ask first, kill soon."""
+        """End the command: ask first, kill soon; until nothing is left below us."""
         kill_at = min(_boottime() + QUICK, self._kill_at)
         self._trail.strike(signal.SIGTERM, spare=self._spare)
-        while self._trail.find(spare=self._spare):
-            if _boottime() >= kill_at:
+        while reap_children()[1] or self._trail.find(spare=self._spare):
+            late = _boottime() - kill_at
+            if late >= 0:
                 self._trail.strike(signal.SIGKILL, spare=self._spare)
-            select.poll().poll(_GLANCE * 1000)
+                chase_children()
+            # What cannot be killed, such as another user's process, is waited for.
+            select.poll().poll(min(max(_GLANCE, late / 10), _LONGEST_NAP) * 1000)
 
 
 def be_called(name: str) -> None:

@@ -1,12 +1,14 @@
-"""What is left of a command: every process in its session, with its mark, or with its pledge.
+"""What is left of a command: its descendants, its session, and the bearers of its mark or pledge.
 
-The session is the guardian's. The mark is the lease's nonce, which the command finds in its
-environment and hands down to its children; the pledge is one end of a pipe, which they inherit
-too. So a daemon that left its group, its session and its parents is still found in ``/proc``,
-unless it has rid itself of all three. A process that was never ours is never found: it has neither
-mark nor pledge, and the session's number cannot come to mean another while whoever asks keeps it
-in use. The guardian leads the session, the sentinel is in it, and the wrapper does not reap a dead
-guardian before it is done.
+A guard adopts the orphans below it (``adopt_orphans``), so a daemon that left its parents is still
+a descendant, whatever else it gave up. The session is that of the guards. The mark is the lease's
+nonce, which the command finds in its environment and hands down to its children; the pledge is one
+end of a pipe, which they inherit too. Mark and pledge are for the time after a guard was killed.
+
+A process that was never ours is never found. It has neither mark nor pledge, and it descends from
+no guard: the guards begin without children. The numbers of the session and of ``root`` cannot come
+to mean other processes: a guard asks about itself, and the wrapper does not reap the sentinel
+before it is done.
 """
 
 from __future__ import annotations
@@ -14,51 +16,78 @@ from __future__ import annotations
 import os
 import signal
 
+from fencepost.model.named import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    Stray = tuple[int, int, int]  # a living process of a command: its number, group and session
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_MOST_PIDS = 1 << 22
+_NEWEST = 32
+
+
+class Stray(NamedTuple):
+    """A living process of a command; ``born`` tells it from a later one with its number."""
+
+    pid: int
+    group: int
+    session: int
+    born: int
+    name: str  # of the program, as the kernel has it: 15 bytes at most, and no arguments
+    descends: bool  # from the ``root`` of the trail
 
 
 class Trail:
     """How to recognise what a command has started."""
 
-    def __init__(self, *, session: int, nonce: str, pledge: str) -> None:
-        self.session = session
+    def __init__(self, *, session: int, root: int, nonce: str, pledge: str) -> None:
+        self.session, self._root = session, root
         self._mark, self._pledge = nonce.encode(), pledge
-        # Whoever asks was there before the command was, so anything older is none of its children.
+        # The process that asks is older than the command: no child of the command is older still.
         # This spares us from reading the environment of every daemon of the machine.
-        self._oldest = int(_stat(os.getpid())[19])
+        self._oldest = _seen(os.getpid()).born
 
     def find(self, *, spare: Collection[int]) -> list[Stray]:
-        """Return the living processes of the command, without those to ``spare``."""
-        pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
-        found = (self._recognise(pid) for pid in pids if pid not in spare)
-        return [stray for stray in found if stray is not None]
+        """Return the living processes of the command, without those to ``spare``.
 
-    def strike(self, signum: int, *, spare: Collection[int], told: int = 0) -> None:
-        """Send a signal to all that is left, except to the process group that was ``told``."""
-        groups: set[int] = set()
-        for pid, group, session in self.find(spare=spare):
-            if session != self.session or group == self.session:
-                self._send(pid, signum)
-            elif group != told:
-                groups.add(group)
-        for group in groups:  # as a whole, so that none of them can fork its way out
-            strike_group(group, signum)
+        The processes of a machine are read one after the other. One that is begun meanwhile can be
+        overlooked: a guard that has children looks again.
+        """
+        seen = {one.pid: one for one in _all_seen()}
+        below = _descendants(self._root, seen.values())
+        return [
+            _as_stray(one, descends=one.pid in below)
+            for one in seen.values()
+            if one.pid not in spare and one.lives and self._is_ours(one, below)
+        ]
 
-    def _recognise(self, pid: int) -> Stray | None:
+    def strike(self, signum: int, *, spare: Collection[int], told: int = 0) -> list[Stray]:
+        """Send a signal to all that is left, and return it.
+
+        The process group that was ``told`` gets no second signal.
+        """
+        found = self.find(spare=spare)
+        groups: dict[int, Stray] = {}
+        for stray in found:
+            # A session that a descendant began has only descendants in it, and so have its groups.
+            whole = stray.descends or stray.session == self.session
+            if not whole or stray.group == self.session:
+                _send(stray, signum)
+            elif stray.group != told:
+                groups[stray.group] = stray
+        for group, stray in groups.items():  # as a whole, so that none of them can fork its way out
+            if _is_still(stray):
+                strike_group(group, signum)
+        return found
+
+    def _is_ours(self, one: _Seen, below: Collection[int]) -> bool:
+        if one.pid in below or one.session == self.session:
+            return True
         try:
-            state, _, group, session, *others = _stat(pid)
-            threads, born = int(others[13]), int(others[15])
-            if born < self._oldest or (state in (b"Z", b"X") and threads <= 1):
-                return None
-            if int(session) == self.session or self._is_marked(pid):
-                return pid, int(group), int(session)
-        except OSError:  # it has just ended, or belongs to somebody else
-            return None
-        return None
+            return one.born >= self._oldest and self._is_marked(one.pid)
+        except OSError:  # it has just ended, or belongs to another user
+            return False
 
     def _is_marked(self, pid: int) -> bool:
         if self._mark in _environment(pid):
@@ -66,21 +95,31 @@ class Trail:
         fds = f"/proc/{pid}/fd"
         return any(os.readlink(f"{fds}/{fd}") == self._pledge for fd in os.listdir(fds))
 
-    def _send(self, pid: int, signum: int) -> None:
-        """Signal one process, and none that got its number in the meantime."""
+
+def adopt_orphans() -> bool:
+    """Become the parent of descendants that lose theirs; say whether the kernel lets us.
+
+    Then no child of a command can leave us behind: without children we have no descendants.
+    """
+    try:
+        import ctypes  # only the guards need it
+
+        return not ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError):  # a Python without it, or no such function
+        return False
+
+
+def reap_children() -> tuple[dict[int, int], bool]:
+    """Reap the children that have ended; return their statuses, and whether others are left."""
+    statuses: dict[int, int] = {}
+    while True:
         try:
-            handle = os.pidfd_open(pid)
-        except OSError:
-            return  # gone by itself
-        try:
-            if self._recognise(pid) is not None:
-                signal.pidfd_send_signal(handle, signum)
-                if signum == signal.SIGTERM:
-                    signal.pidfd_send_signal(handle, signal.SIGCONT)
-        except OSError:
-            return  # gone, or not ours to signal
-        finally:
-            os.close(handle)
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return statuses, False
+        if not pid:
+            return statuses, True
+        statuses[pid] = status
 
 
 def strike_group(group: int, signum: int) -> None:
@@ -93,22 +132,106 @@ def strike_group(group: int, signum: int) -> None:
         return  # nobody there, or only such as changed their user: those are beyond our reach
 
 
-def group_exists(group: int) -> bool:
-    """Say whether anybody is in a process group, the dead and not yet buried included."""
+def chase_children() -> list[Stray]:
+    """Kill the newest children of this process as soon as they are seen, and return them.
+
+    Each process of a chain that keeps forking lives for a moment only, too short for a look at the
+    whole machine. A child has its number until its parent reaps it: none is killed for another.
+    """
+    ours = os.getpid()
     try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        with open("/proc/loadavg", "rb") as file:
+            latest = int(file.read().split()[-1])  # the number that was given out last
+    except OSError:
+        latest = 0  # then the highest numbers count as the newest
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+    killed: list[Stray] = []
+    for pid in sorted(pids, key=lambda pid: (latest - pid) % _MOST_PIDS)[:_NEWEST]:
+        try:
+            one = _seen(pid)
+            if one.parent == ours and one.lives:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(_as_stray(one, descends=True))
+        except OSError:  # it has just ended, or belongs to another user
+            continue
+    return killed
 
 
-def _stat(pid: int) -> list[bytes]:
-    """Return what the kernel says of a process from its state on; its name may contain anything."""
+class _Seen(NamedTuple):
+    """What the kernel tells everybody of a process."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    born: int  # in ticks since the machine began
+    name: str
+    lives: bool
+
+
+def _as_stray(one: _Seen, *, descends: bool) -> Stray:
+    return Stray(one.pid, one.group, one.session, one.born, one.name, descends)
+
+
+def _all_seen() -> Iterable[_Seen]:
+    for entry in os.listdir("/proc"):
+        if entry.isdecimal():
+            try:
+                yield _seen(int(entry))
+            except OSError:  # it has just ended
+                continue
+
+
+def _seen(pid: int) -> _Seen:
     with open(f"/proc/{pid}/stat", "rb") as file:
         line = file.read()
-    return line[line.rindex(b")") + 2 :].split()
+    end = line.rindex(b")")  # a program's name may contain anything
+    name = line[line.index(b"(") + 1 : end].decode(errors="replace")
+    state, *others = line[end + 2 :].split()
+    parent, group, session = map(int, others[:3])
+    threads, born = int(others[16]), int(others[18])
+    # A process whose first thread has ended lives on in its others.
+    lives = state not in (b"Z", b"X") or threads > 1
+    return _Seen(pid, parent, group, session, born, name, lives)
+
+
+def _descendants(root: int, seen: Iterable[_Seen]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for one in seen:
+        children.setdefault(one.parent, []).append(one.pid)
+    found: set[int] = set()
+    parents = [root]
+    while parents:
+        below = [pid for pid in children.get(parents.pop(), ()) if pid not in found]
+        found.update(below)
+        parents += below
+    return found
+
+
+def _send(stray: Stray, signum: int) -> None:
+    """Signal one process, and none that got its number in the meantime."""
+    try:
+        handle = os.pidfd_open(stray.pid)
+    except OSError:
+        return  # gone by itself
+    try:
+        if _is_still(stray):
+            signal.pidfd_send_signal(handle, signum)
+            if signum == signal.SIGTERM:
+                signal.pidfd_send_signal(handle, signal.SIGCONT)
+    except OSError:
+        return  # gone, or another user's
+    finally:
+        os.close(handle)
+
+
+def _is_still(stray: Stray) -> bool:
+    """Say whether a process is the one that was found, in the group that it was found in."""
+    try:
+        one = _seen(stray.pid)
+    except OSError:
+        return False
+    return (one.born, one.group) == (stray.born, stray.group)
 
 
 def _environment(pid: int) -> bytes:
