@@ -132,6 +132,7 @@ class Begun(NamedTuple):
 
     ``spec`` is the schedule in force and ``since`` from when on. ``rerun`` is which run of the
     slot its items are known by: that of the run it repeats, unless all was to be repeated.
+    ``rules`` say what becomes of slots of the job that start late.
     """
 
     claimed: Claimed
@@ -140,6 +141,7 @@ class Begun(NamedTuple):
     spec: str = ""
     since: float = 0.0
     rerun: int = 0
+    rules: str = ""
 
 
 class Note(NamedTuple):

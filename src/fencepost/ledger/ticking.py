@@ -19,7 +19,7 @@ from fencepost.ledger.planning import (
     Ticked,
     told_safely,
 )
-from fencepost.model.claim import Verdict
+from fencepost.model.claim import Verdict, is_patient
 from fencepost.model.plan import WAITS, Past, Span, plan, starts_at
 from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import RunRecord, State
@@ -204,7 +204,7 @@ class _Tick:
             self._begun.append(Begun(claimed, claimed.run.key.job, rerun=rerun))
         else:
             known = (job.template or job.job, job.payload, job.spec, job.effective_from)
-            self._begun.append(Begun(claimed, *known, rerun))
+            self._begun.append(Begun(claimed, *known, rerun, job.rules))
 
     def _repeated(self, run: RunRecord) -> int:
         """Return by which run of its slot the items of a run are known."""
@@ -301,8 +301,9 @@ class _Tick:
         if planned.slot is None:
             self._decided(job, planned)
             return
-        trigger = "catchup" if planned.waits and planned.owed else "schedule"
-        want = self._want(RunKey(job.job, planned.slot), job, trigger, patient=planned.waits)
+        trigger = "catchup" if planned.owed else "schedule"
+        patient = is_patient(trigger, job.catching_up)
+        want = self._want(RunKey(job.job, planned.slot), job, trigger, patient=patient)
         if want is None:
             return  # somebody else knows the job, or it will be an orphan
         if self._is_usual(planned, want):
@@ -318,7 +319,7 @@ class _Tick:
     def _is_usual(self, planned: Plan, want: Want) -> bool:
         """Say whether to claim a slot is all that there is to do about its job now."""
         usual = want.room and want.policy.overlap is not Overlap.ALLOW
-        if not usual or planned.waits or planned.spans or planned.later is not None:
+        if not usual or want.patient or planned.spans or planned.later is not None:
             return False
         return planned.next_due is None or planned.next_due > self._now
 
@@ -467,7 +468,8 @@ class _Tick:
         rerun = made_up_as(lane, slot, known, pruned=job.pruned)
         if rerun is None:
             return True
-        want = self._want(RunKey(job.job, slot, rerun=rerun), job, lane.trigger, patient=True)
+        patient = is_patient(lane.trigger, job.catching_up)
+        want = self._want(RunKey(job.job, slot, rerun=rerun), job, lane.trigger, patient=patient)
         if want is None:
             return None
         claimed = self._desk.claim(want)
