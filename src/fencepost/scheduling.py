@@ -173,6 +173,7 @@ class Scheduling:
         left = None if end is None else max(_SHORTEST_LEASE, end - clock() + 1.0)
         want = partial(self.serving.want, lease=left)
         ask = Ask(want, self.world.nonce(), 1, sweep=sweep, only=only, since=since)
+        ask = ask._replace(rivals=self.serving.rivals())
         give_up, pause = clock() + (left or _PATIENCE), 0.01
         while True:
             sent = clock()

@@ -12,8 +12,9 @@ from fencepost.ledger.ticking import tick
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past, Span
-from fencepost.model.run import State
+from fencepost.model.run import State, newest
 from fencepost.model.slot import RunKey
+from fencepost.model.turns import NEWEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -308,6 +309,14 @@ class _MemoryDesk:
         newest = max(ours, key=lambda run: (run.key.slot, run.key))
         live = any(not run.state.terminal for run in ours)
         return Past(newest.key.slot, live=live, ended_at=newest.ended_at)
+
+    def last_began(self, jobs: Sequence[str]) -> dict[str, float]:
+        runs = list(self._books.runs.values())
+        found = {}
+        for job in jobs:
+            ours = newest(runs, job=job, limit=NEWEST, states=())
+            found[job] = max((run.started_at for run in ours), default=0.0)
+        return found
 
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
         same = [run for known, run in self._books.runs.items() if known[:3] == key[:3]]
