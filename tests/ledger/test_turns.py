@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from ledgerlab import StillClocks, opened
+from every_ledger import LEDGERS, clients
 
 from fencepost.ledger.api import NOTHING, Attempt
-from fencepost.ledger.memory import MemoryLedger
 from fencepost.ledger.planning import Ask, Asked, Begun, End, Instance
 from fencepost.model.claim import Want
 from fencepost.model.definition import Definition, JobRecord
@@ -20,41 +18,16 @@ from fencepost.model.policy import Overlap, Policy
 from fencepost.model.run import State
 from fencepost.model.schedule import Every, spec_of
 from fencepost.model.turns import in_turn
-from fencepost.stores.memory import MemoryStore
-from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from marialab import MariaClocks
-from pglab import ServerClocks, fresh_namespace, opened_postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from fencepost.ledger.api import Ledger
-    from fencepost.testing.clock import SettableClocks
 
 MINUTE = 60
-LEDGERS = ("memory", "sqlite", "postgres", "mariadb")
 SKIP, WAIT = Overlap.SKIP, Overlap.RESCHEDULE
-
-
-@contextmanager
-def clients(kind: str, folder: Path, count: int) -> Iterator[tuple[SettableClocks, list[Ledger]]]:
-    """Several processes' views of one ledger, and the clock that all of them go by."""
-    if kind == "postgres":
-        with closing(ServerClocks()) as clocks:
-            space = fresh_namespace()
-            yield clocks, [opened_postgres(clocks.url, namespace=space) for _ in range(count)]
-    elif kind == "mariadb":
-        maria, space = MariaClocks(), fresh_namespace()
-        yield maria, [maria.opened(space) for _ in range(count)]
-    elif kind == "sqlite":
-        still = StillClocks()
-        yield still, [opened(folder / "ledger.db", still) for _ in range(count)]
-    else:
-        still = StillClocks()
-        world = BlockingWorld(clocks=still)
-        yield still, [MemoryLedger(world, MemoryStore(world))] * count
 
 
 class Sharers:
@@ -89,10 +62,6 @@ class Sharers:
         policy = self._policies[asked.template]
         return Want(asked.key, holder, policy, "shared", asked.trigger, epoch=asked.epoch)
 
-    def close(self) -> None:
-        for ledger in self._ledgers:
-            finish(ledger.close())
-
 
 def _attempt(begun: Begun) -> Attempt:
     run = begun.claimed.run
@@ -123,7 +92,6 @@ def test_jobs_that_share_a_lock_take_turns(
                 clocks.advance(1)
                 begun = sharers.tick(room=room, ended=begun)
             by_slot.append(set(sharers.began[before:]))
-        sharers.close()
     count = len(overlaps)
     for first in range(len(by_slot) - count + 1):
         seen = set().union(*by_slot[first : first + count])
@@ -135,7 +103,7 @@ def test_a_run_that_waits_goes_before_a_newer_one_of_the_job_that_has_the_lock(
     kind: str, tmp_path: Path
 ) -> None:
     """Each body takes longer than the time between two slots, so there is always a queue."""
-    with clients(kind, tmp_path, 1) as (clocks, ledgers):
+    with clients(kind, tmp_path) as (clocks, ledgers):
         sharers = Sharers(ledgers, (WAIT, WAIT))
         clocks.advance(MINUTE)
         begun = sharers.tick(room=8)
@@ -145,7 +113,6 @@ def test_a_run_that_waits_goes_before_a_newer_one_of_the_job_that_has_the_lock(
             clocks.advance(MINUTE / 4)
             begun = sharers.tick(room=8, ended=begun)
             assert len(begun) == 1
-        sharers.close()
     turns = Counter(sharers.began)
     assert abs(turns["job0"] - turns["job1"]) <= 1, sharers.began
 

@@ -419,9 +419,9 @@ class DraftDesk(LaneShelf):
 
     # Ranges.
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots; one that goes on where the last one ended makes that longer."""
-        record = self._last_span(job)
+        record = None if apart else self._last_span(job)
         if record is not None and not span.into:
             last = record.span
             alike = last[2:] == span[2:] and last.last < span.first

@@ -268,9 +268,9 @@ class _MemoryDesk:
         self._books.lanes[lane.number] = lane
         return lane
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         spans = self._books.spans.setdefault(job, [])
-        if spans:
+        if spans and not apart:
             last = spans[-1].span
             same = (last.state, last.reason, last.into) == (span.state, span.reason, span.into)
             alike = same and not span.into and last.last < span.first
@@ -279,6 +279,7 @@ class _MemoryDesk:
                 spans[-1] = longer
                 return
         spans.append(SpanRecord(job, span, self.now))
+        spans.sort(key=lambda record: record.span.first)
 
     def _ran_between(self, job: str, first: int, last: int) -> bool:
         keys = (key for key in self._books.runs if key.job == job and not key.manual)

@@ -359,8 +359,11 @@ class Desk(Protocol):
     def put_lane(self, lane: Lane) -> Lane:
         """Keep what is being made up as it is now; number it, if it is new."""
 
-    def span(self, job: str, span: Span) -> None:
-        """Record a range of slots; one that goes on where the last one ended makes that longer."""
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
+        """Record a range of slots; one that goes on where the last one ended makes that longer.
+
+        A range that is to be ``apart`` does not: slots between the two are still undecided.
+        """
 
     def run(self, key: RunKey) -> RunRecord | None:
         """Return a run."""

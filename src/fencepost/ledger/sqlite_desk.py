@@ -187,10 +187,10 @@ class SqliteDesk:
         number = self._db.execute(sql.PUT_LANE, (self._namespace, *new)).lastrowid
         return lane if lane.number else lane._replace(number=number or 0)
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots."""
         row = self._db.execute(sql.LAST_SPAN, (self._namespace, job)).fetchone()
-        if row is not None and not span.into:
+        if row is not None and not span.into and not apart:
             last = sql.span_of(row).span
             between = (self._namespace, job, last.last, span.first)
             alike = last[2:] == span[2:] and last.last < span.first

@@ -197,7 +197,7 @@ class _Tick:
         if job is None:
             self._begun.append(Begun(claimed, claimed.run.key.job, rerun=rerun))
         else:
-            known = (job.template or job.job, job.payload, job.spec, job.effective_from)
+            known = (job.template or job.job, job.payload, job.lasting, job.effective_from)
             self._begun.append(Begun(claimed, *known, rerun, job.rules))
 
     def _repeated(self, run: RunRecord) -> int:
@@ -438,7 +438,7 @@ class _Tick:
         try:
             if job.paused_until and self._now >= job.paused_until:
                 job = self._unpaused(job)
-            schedule = schedule_from(lane.spec or job.spec)
+            schedule = schedule_from(lane.spec or job.lasting)
         except Exception as error:  # noqa: BLE001 -- as above
             self._desk.put_lane(lane._replace(not_before=self._now + TROUBLE))
             self._notes.append(Note("trouble", lane.job, about=(("error", told_safely(error)),)))
