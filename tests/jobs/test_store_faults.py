@@ -23,6 +23,7 @@ from fencepost.model.slot import RunKey
 from fencepost.testing.clock import SettableClocks
 from joinlab import HOMES, Home, LoggedMariaHome, PostgresHome
 from proxy import Proxy
+from servers import MariaDB, Postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,11 +170,11 @@ def test_a_body_in_a_process_of_its_own_is_not_charged_either(
     assert effects() == ["a"]
 
 
-@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("when", ["before", "after", "unheard"])
 def test_a_commit_of_unknown_fate_is_looked_up_by_the_next_attempt(
-    home: Home, url: str, effects: Callable[[], list[str]], *, committed: bool
+    home: Home, url: str, effects: Callable[[], list[str]], when: str
 ) -> None:
-    """The connection is cut before the commit arrives, or after it was carried out."""
+    """The connection is cut before the commit arrives, after it, or no answer ever comes."""
     firsts: list[bool] = []
     with Proxy(home.server.port) as proxy:
         through = url.replace(f":{home.server.port}", f":{proxy.port}")
@@ -187,8 +188,10 @@ def test_a_commit_of_unknown_fate_is_looked_up_by_the_next_attempt(
                         if firsts[-1]:
                             tx.execute("INSERT INTO effect VALUES ('a')")
                         if len(firsts) == 1:
-                            if committed:
+                            if when == "after":
                                 proxy.lose_replies(1)
+                            elif when == "unheard":
+                                proxy.mode = "hole_down"
                             else:
                                 proxy.mode = "hole_up"
                                 proxy.reset()
@@ -198,6 +201,30 @@ def test_a_commit_of_unknown_fate_is_looked_up_by_the_next_attempt(
             outcome = fp.trigger("work", SLOT)
     assert outcome.status == "succeeded", outcome
     assert effects() == ["a"], "once, whatever became of the first commit"
+    assert when != "unheard" or firsts == [True, False], "it was committed, and nobody heard of it"
+
+
+@pytest.mark.parametrize("kind", [Postgres, MariaDB])
+def test_a_server_that_crashes_and_comes_back_is_not_charged_to_the_job(
+    kind: type[Postgres | MariaDB],
+) -> None:
+    tokens: list[int] = []
+    with kind.own() as server, Fencepost(server.database("crashed")) as fp:
+        server.run("CREATE TABLE effect (item text)", database="crashed")
+
+        @fp.job("work")
+        def work(run: Run) -> None:
+            tokens.append(run.token)
+            with run.transaction() as tx:
+                tx.execute("INSERT INTO effect VALUES ('a')")
+                if len(tokens) == 1:
+                    server.restart()
+
+        outcome = fp.trigger("work", SLOT, wait="60s")
+        found = server.run("SELECT item FROM effect", database="crashed")
+    assert outcome.status == "succeeded", outcome
+    assert len(tokens) == 2
+    assert [row[0] for row in found] == ["a"]
 
 
 def test_errors_of_other_databases_are_the_jobs_own(home: Home, url: str, tmp_path: Path) -> None:
