@@ -154,3 +154,32 @@ def test_an_edit_keeps_what_is_owed_behind_the_live_slots(kind: str, tmp_path: P
         assert skipped.isdisjoint(owed)
         assert {slot for slot in range(NOW + 1, NOW + 20) if slot % 4 == 2} <= skipped
         assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_rename_takes_along_what_an_edit_has_left(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(11)
+        owner.declare(Every(2), ALL)
+        named = Definition("invoices", spec_of(Every(2)), text_of(ALL), "bills", aliases=("bills",))
+        finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
+        owner.work()
+        assert owner.ran == [slot for slot in range(NOW + 1, NOW + 12) if slot % 4 == 0]
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_once_it_is_caught_up_a_job_has_its_plain_schedule_again(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(11)
+        owner.declare(Every(2), ALL)
+        clocks.advance(3)
+        owner.work()
+        owner.declare(Every(2), ALL)
+        job = finish(ledger.planner.job("bills"))
+        assert job is not None
+        assert job.spec == spec_of(Every(2))
+        assert job.epoch == 2

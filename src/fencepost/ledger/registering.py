@@ -209,7 +209,10 @@ def _rescheduled(office: Office, job: JobRecord, edited: JobRecord, notes: list[
 
 def _owe_both(office: Office, lane: Lane, new: Schedule | None, notes: list[Note]) -> None:
     """Go on owing slots of the past that the new schedule has too, and pass the others by."""
-    old = schedule_from(lane.spec)
+    try:
+        old = schedule_from(lane.spec)
+    except Exception:  # noqa: BLE001 -- a newer version wrote it, and whoever makes it up says so
+        return
     last = lane.until - 1
     first, newest = old.after(lane.cursor - 1), old.latest(last)
     if first is None or newest is None or first > newest:
@@ -315,6 +318,8 @@ def _found(
             mark, span = old.watermark, None
             if old.lasting != definition.spec:
                 mark, span = _undecided(office, old, founded)
+            elif old.spec != old.lasting:  # what is left of an earlier edit goes along
+                founded = founded._replace(spec=old.spec)
             marks.append(mark)
             if span is not None:  # of two names it is one range: their slots may be the same
                 passed = span if passed is None else _joined(passed, span)
