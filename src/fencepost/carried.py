@@ -61,6 +61,7 @@ class Became(NamedTuple):
     told: Told = (None, None, {})
     doubts: list[str] = []  # noqa: RUF012 -- never changed
     checkpoint: str | None = None
+    fault: bool = False  # whether what it raised stems from the ledger's database
 
 
 class Raised(NamedTuple):

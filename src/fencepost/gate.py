@@ -12,9 +12,11 @@ from contextlib import suppress
 from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
 from fencepost.holding import Wanted
+from fencepost.model.claim import is_patient
 from fencepost.model.lease import Phase
 from fencepost.model.name import permits
 from fencepost.model.policy import Overlap
+from fencepost.model.rules import rules_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,33 +42,36 @@ class Gate:
         """Whether two never have one of these leases at once."""
         return self._holding.store.capabilities.exclusive
 
-    async def enter(self, course: Course) -> Lease:
+    async def enter(self, course: Course, *, rules: str) -> Lease:
         """Get the lease that goes with an attempt, as patiently as its policy is.
 
         Where others have it, a run is skipped, waits, or fails, as if they had it in the ledger. A
         run that was begun before waits in any case: it may be its own dead attempt that has it.
+        ``rules`` are those of the run's job, as the ledger keeps them.
         """
         began, deadline = self._world.clocks.boottime(), course.deadline
         course.deadline = None  # a timeout is about the body, which has not begun
         try:
-            return await self._entered(course, began)
+            patient = is_patient(course.run.trigger, rules_from(rules))
+            return await self._entered(course, began, patient=patient)
         finally:
             if deadline is not None:
                 course.deadline = deadline + self._world.clocks.boottime() - began
 
-    async def _entered(self, course: Course, began: float) -> Lease:
-        policy, clocks, fresh = course.policy, self._world.clocks, course.run.starts == 1
-        waits = not fresh or policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
+    async def _entered(self, course: Course, began: float, *, patient: bool) -> Lease:
+        policy, clocks, run = course.policy, self._world.clocks, course.run
+        fresh, deadline = run.starts == 1, policy.start_deadline
+        if patient and run.trigger != "schedule":
+            deadline = None  # a slot that makes up for the past is late already
+        waits = not fresh or patient or policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
         wanted = self._wanted(course, wait=_GLANCE if waits else 0.0)
         while True:
             course.check()
             try:
                 lease = await self._holding.acquire(wanted, owner=course)
             except LeaseHeld as held:
-                late = policy.start_deadline is not None and (
-                    clocks.boottime() - began >= policy.start_deadline
-                )
-                if fresh and policy.overlap is Overlap.FAIL:
+                late = deadline is not None and clocks.boottime() - began >= deadline
+                if fresh and not patient and policy.overlap is Overlap.FAIL:
                     raise GiveUp(str(held)) from held
                 if fresh and (late or not waits):
                     raise NothingToDo("lock_held") from None

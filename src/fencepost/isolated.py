@@ -124,7 +124,10 @@ async def carried_apart(
         if became is None or became.stopped:
             raise body.why(world.clocks.boottime())
         if became.raised is not None:
-            raise unpacked(became.raised)
+            error = unpacked(became.raised)
+            if became.fault:
+                course.met_fault(error)
+            raise error
         return became.result
     finally:
         body.close()

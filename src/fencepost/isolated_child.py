@@ -116,7 +116,7 @@ class _Child:
             # The parent knows best why we were asked: a signal does not say.
             if self._interrupted and isinstance(error, Stopped | LeaseLost):
                 return Became(stopped=True)
-            return Became(raised=packed(error))
+            return Became(raised=packed(error), fault=self._course.is_fault(error))
 
     def _call(self, function: Callable[..., Any]) -> Any:
         if self._task.is_async:

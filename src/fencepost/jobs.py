@@ -18,7 +18,7 @@ from fencepost.model.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from datetime import datetime
     from typing import Any
 
@@ -99,6 +99,23 @@ class Job(NamedTuple):
             or self.rules.catchup is CatchUp.ALL
             or isinstance(self.schedule, EveryAfter)
         )
+
+
+def rivals_of(jobs: Iterable[Job]) -> dict[str, tuple[str, ...]]:
+    """Return, for each job that shares its lock, the other jobs with that lock.
+
+    A lock that depends on the slot is not known before the slot is, and does not count.
+    """
+    by_lock: dict[str, list[str]] = {}
+    for job in jobs:
+        if isinstance(job.lock, str):
+            by_lock.setdefault(job.lock, []).append(job.name)
+    return {
+        name: tuple(other for other in names if other != name)
+        for names in by_lock.values()
+        if len(names) > 1
+        for name in names
+    }
 
 
 def _parts(retry: Retry) -> list[float] | None:

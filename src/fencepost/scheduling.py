@@ -23,7 +23,7 @@ from fencepost.model.outcome import of_record
 from fencepost.model.plan import next_start, starts_at
 from fencepost.model.rules import text_of
 from fencepost.model.run import State
-from fencepost.model.schedule import EveryAfter, schedule_of, spec_of, upcoming
+from fencepost.model.schedule import EveryAfter, lasting, schedule_of, spec_of, upcoming
 from fencepost.model.slot import RunKey, checked_job, instant
 from fencepost.serving import Serving
 from fencepost.working import Terms
@@ -173,6 +173,7 @@ class Scheduling:
         left = None if end is None else max(_SHORTEST_LEASE, end - clock() + 1.0)
         want = partial(self.serving.want, lease=left)
         ask = Ask(want, self.world.nonce(), 1, sweep=sweep, only=only, since=since)
+        ask = ask._replace(rivals=self.serving.rivals())
         give_up, pause = clock() + (left or _PATIENCE), 0.01
         while True:
             sent = clock()
@@ -264,7 +265,7 @@ class Scheduling:
     ) -> list[datetime]:
         """Return when a job is due next, jitter included."""
         record = await self._read(job)
-        name, schedule = record.job, record.schedule
+        name, schedule = record.job, lasting(record.schedule)
         if schedule is None:
             raise BadSchedule(f"job {name!r} has no schedule: it runs when it is triggered")
         start = self.world.clocks.wall() if after is None else float(instant(after))
@@ -373,7 +374,7 @@ class Scheduling:
             raise BadSlot(f"end {end!r} is not after start {start!r}: nothing lies between them")
         until = min(until, int(self.world.clocks.wall()) + 1)  # the future is not to be made up
         record = await self._read(job)
-        name, schedule = record.job, record.schedule
+        name, schedule = record.job, lasting(record.schedule)
         if schedule is None or isinstance(schedule, EveryAfter):
             raise BadSchedule(f"job {name!r} has no slots in the past that could be made up")
         newest = order == "newest"

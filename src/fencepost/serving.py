@@ -11,6 +11,7 @@ from fencepost.errors import FencepostError, RunLost
 from fencepost.flows.serve import Office
 from fencepost.hands import STUCK, Hands
 from fencepost.holding import HOST
+from fencepost.jobs import rivals_of
 from fencepost.ledger.api import Attempt, Report
 from fencepost.ledger.planning import End, Instance
 from fencepost.model.claim import Want
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
     from fencepost.working import Working
     from fencepost.world.api import World
+
+    # How many jobs there are, which may be waited for, and which share a lock with which.
+    Sharing = tuple[int, frozenset[str], dict[str, tuple[str, ...]]]
 
 # How long ahead work is claimed, where it is short: a crew should not wait for each commit.
 _AHEAD = 0.4
@@ -63,7 +67,7 @@ class Serving:
     ) -> None:
         self._working, self._holding, self._world, self._build = working, holding, world, build
         self._apart: dict[str, tuple[float, bool]] = {}
-        self._stirs: tuple[int, frozenset[str]] = (-1, frozenset())
+        self._sharing: Sharing = (-1, frozenset(), {})
         name = f"{HOST}/{os.getpid()}/{world.nonce()[:8]}"
         self.instance = Instance(name, HOST, os.getpid(), VERSION, build, _tzdata(), orphan_after)
 
@@ -77,6 +81,7 @@ class Serving:
             self._stirring,
             self._holding.emit,
             self._working.registry.__len__,
+            rivals=self.rivals,
         )
 
     def job_of(self, begun: Begun) -> Job:
@@ -106,12 +111,22 @@ class Serving:
     def _definitions(self) -> list[Definition]:
         return [job.defined(build=self._build) for job in self._working.registry]
 
+    def rivals(self) -> dict[str, tuple[str, ...]]:
+        """Return, for each job that shares its lock, the other jobs with that lock."""
+        return self._shared()[2]
+
     def _stirring(self) -> frozenset[str]:
+        return self._shared()[1]
+
+    def _shared(self) -> Sharing:
+        """Return how many jobs there are, which may be waited for, and which share a lock."""
         registry = self._working.registry
-        if self._stirs[0] != len(registry):
-            names = frozenset(job.name for job in registry if job.stirs)
-            self._stirs = (len(registry), names)
-        return self._stirs[1]
+        if self._sharing[0] != len(registry):
+            rivals = rivals_of(registry)
+            stirring = {job.name for job in registry if job.stirs}
+            stirring |= {name for job in stirring for name in rivals.get(job, ())}
+            self._sharing = (len(registry), frozenset(stirring), rivals)
+        return self._sharing
 
     def want(self, asked: Asked, *, lease: float | None = None) -> Want | None:
         """Return the request for a run, with a lease no longer than that; None if not known."""

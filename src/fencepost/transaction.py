@@ -11,6 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 
 from fencepost.errors import Misuse
+from fencepost.model.fault import FAULTS, behind
 from fencepost.model.item import Found, named
 from fencepost.model.kept import encoded
 
@@ -45,6 +46,8 @@ _turn = threading.Lock()
 class Transaction(ABC):
     """``with run.transaction() as tx``: from its guard to its commit; its methods block."""
 
+    _idled = False  # whether it was quiet for so long that the database ends it
+
     def __init__(self, course: Course, *, scope: str, owner: object) -> None:
         self._course, self._scope, self._owner = course, scope, owner
         self._checkpoint: str | None = None
@@ -56,13 +59,11 @@ class Transaction(ABC):
 
     def execute(self, sql: str, parameters: Any = ()) -> Any:
         """Execute one statement, with the driver's own placeholders; return its cursor."""
-        return self.connection.execute(sql, parameters)
+        return self._watched(lambda: self._execute(sql, parameters))
 
     def executemany(self, sql: str, parameters: Iterable[Any]) -> Any:
         """Execute one statement for many rows; return the driver's cursor."""
-        cursor = self.connection.cursor()
-        cursor.executemany(sql, parameters)
-        return cursor
+        return self._watched(lambda: self._executemany(sql, parameters))
 
     def once(self, item: str | int, *, scope: str | None = None) -> bool:
         """Record an item; False if it was done before. It commits with everything else here."""
@@ -71,7 +72,8 @@ class Transaction(ABC):
         job, items = self._course.run.key.job, self._course.items
         where = self._scope if scope is None else job if scope == "job" else items
         name = named(item)
-        found = self._done(where, name, repeat=self._course.policy.in_doubt.value == "repeat")
+        repeat = self._course.policy.in_doubt.value == "repeat"
+        found = self._watched(lambda: self._done(where, name, repeat=repeat))
         if found is Found.DOUBT:
             self._course.doubt(name)
         return found.go
@@ -79,8 +81,44 @@ class Transaction(ABC):
     def save(self, checkpoint: Any) -> None:
         """Keep a checkpoint. It commits with everything else here."""
         text = encoded(checkpoint, what="checkpoint")
-        self._keep(text)
+        self._watched(lambda: self._keep(text))
         self._checkpoint = text
+
+    def enter(self) -> None:
+        """Begin, and see that the run is ours."""
+        self._watched(self.open)
+
+    def leave(self, error: BaseException | None) -> None:
+        """End with the block, which an error may have left: commit, or roll everything back."""
+        for one in () if error is None else behind(error):
+            if self._is_of_driver(one, ours=False):  # by way of its connection, perhaps
+                self._course.met_fault(one)
+        self._watched(lambda: self.close(commit=error is None))
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        """Do something in the ledger's database; an error of that database is no fault of ours."""
+        try:
+            return work()
+        except Exception as error:
+            fault = isinstance(error, FAULTS) and not self._idled
+            if fault or self._is_of_driver(error, ours=True):
+                self._course.met_fault(error)
+            raise
+
+    def _execute(self, sql: str, parameters: Any) -> Any:
+        return self.connection.execute(sql, parameters)
+
+    def _executemany(self, sql: str, parameters: Iterable[Any]) -> Any:
+        cursor = self.connection.cursor()
+        cursor.executemany(sql, parameters)
+        return cursor
+
+    @abstractmethod
+    def _is_of_driver(self, error: BaseException, *, ours: bool) -> bool:
+        """Say whether an error of the driver is about the ledger's database, not what it was asked.
+
+        It surely came from our own connection if it is ``ours``; else it may be of another one.
+        """
 
     @abstractmethod
     def open(self) -> None:
@@ -116,7 +154,7 @@ class Transaction(ABC):
                     self._course.hold.pinned = 0.0
 
     def __enter__(self) -> Self:
-        self.open()
+        self.enter()
         return self
 
     def __exit__(
@@ -125,7 +163,7 @@ class Transaction(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(commit=error is None)
+        self.leave(error)
 
 
 class AsyncTransaction:
@@ -167,7 +205,7 @@ class AsyncTransaction:
     async def __aenter__(self) -> Self:
         opened = False
         try:
-            await self._call(self._inner.open)
+            await self._call(self._inner.enter)
             opened = True
         finally:
             if not opened:  # cancelled meanwhile: nobody would ever end it
@@ -182,7 +220,7 @@ class AsyncTransaction:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self._call(lambda: self._inner.close(commit=error is None))
+            await self._call(lambda: self._inner.leave(error))
         finally:
             self._world.close()
 

@@ -13,13 +13,15 @@ from fencepost.transaction import ENDED_OTHERWISE, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
+    from collections.abc import Callable, Iterable
+    from typing import Any, TypeVar
 
     from fencepost.flows.course import Course
     from fencepost.ledger.draft_joined import Joined
     from fencepost.ledger.draft_ledger import DraftLedger
     from fencepost.model.item import Found
+
+    T = TypeVar("T")
 
 # Whoever is stopped inside of a transaction keeps what it has locked from its successor until the
 # server ends it. There is no successor before the lease ends, and so no hurry until then.
@@ -33,6 +35,8 @@ class ServerTransaction(Transaction):
         super().__init__(course, scope=scope, owner=owner)
         self._ledger, self._pid = ledger, os.getpid()
         self._joined: Joined | None = None
+        self._idle = max(course.policy.lease, _LEAST_IDLE)
+        self._asked_at = ledger.boottime()
 
     @property
     def connection(self) -> Any:
@@ -42,15 +46,31 @@ class ServerTransaction(Transaction):
             raise Misuse(ENDED_OTHERWISE)
         return connection
 
-    def execute(self, sql: str, parameters: Any = ()) -> Any:
-        """Execute one statement, with the driver's own placeholders; return its cursor."""
+    def _execute(self, sql: str, parameters: Any) -> Any:
         _ = self.connection
         return self._inside().execute(sql, parameters)
 
-    def executemany(self, sql: str, parameters: Iterable[Any]) -> Any:
-        """Execute one statement for many rows; return the driver's cursor."""
+    def _executemany(self, sql: str, parameters: Iterable[Any]) -> Any:
         _ = self.connection
         return self._inside().executemany(sql, parameters)
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        self._has_idled()
+        try:
+            return super()._watched(work)
+        finally:
+            self._asked_at = self._ledger.boottime()
+
+    def _is_of_driver(self, error: BaseException, *, ours: bool) -> bool:
+        joined = self._joined  # a session that is cut tells of itself
+        cut = joined is not None and joined.is_cut(error)
+        return cut and not (self._idled if ours else self._has_idled())
+
+    def _has_idled(self) -> bool:
+        """Say whether the block was quiet for so long that the server ends its transaction."""
+        quiet = self._ledger.boottime() - self._asked_at
+        self._idled = self._idled or (self._joined is not None and quiet >= self._idle)
+        return self._idled
 
     def open(self) -> None:
         """Begin, and see that the run is ours."""
@@ -60,8 +80,7 @@ class ServerTransaction(Transaction):
         joined = self._ledger.join(course.attempt)
         begun = False
         try:
-            idle = max(course.policy.lease, _LEAST_IDLE)
-            cancelled = joined.begin(idle=idle, longest=course.left() or 0.0)
+            cancelled = joined.begin(idle=self._idle, longest=course.left() or 0.0)
             course.hear(cancelled=cancelled)
             course.check()
             self._joined = joined

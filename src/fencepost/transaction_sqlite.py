@@ -8,16 +8,15 @@ why it should not be open for long.
 from __future__ import annotations
 
 import os
+import sqlite3
 
 from fencepost.errors import LeaseLost, Misuse, RunLost
 from fencepost.model.item import ItemState
 from fencepost.transaction import ENDED_OTHERWISE, Transaction
-from fencepost.world.sqlite import SqliteFile, carry_over
+from fencepost.world.sqlite import SqliteFile, carry_over, is_of_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import sqlite3
-
     from fencepost.flows.course import Course
     from fencepost.ledger.sqlite import SqliteLedger
     from fencepost.model.item import Found
@@ -70,6 +69,12 @@ class SqliteTransaction(Transaction):
         if isinstance(answer, RunLost):
             raise answer
         course.hear(cancelled=answer)
+
+    def _is_of_driver(self, error: BaseException, *, ours: bool) -> bool:
+        if not isinstance(error, sqlite3.Error) or not is_of_file(error):
+            return False
+        connection = self._connection
+        return ours or (connection is not None and not connection.in_transaction)
 
     # Begin and end.
 

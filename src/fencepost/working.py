@@ -391,7 +391,7 @@ class Working:
     async def _gated(self, job: Job, begun: Begun | None, course: Course) -> str | None:
         """Carry the body out while its lease elsewhere is held as well."""
         assert self._gate is not None, "asked for only where there is one"
-        lease = await self._gate.enter(course)
+        lease = await self._gate.enter(course, rules="" if begun is None else begun.rules)
         try:
             return await self._body(job, begun, course)
         finally:

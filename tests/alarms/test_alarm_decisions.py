@@ -17,13 +17,13 @@ from fencepost.model.alarm import (
     next_generation,
 )
 from fencepost.model.alarm_policy import (
-    FAULT_CEILING,
     AlarmPolicy,
     Budget,
     checked_alarm_policy,
     moment,
     reschedule,
 )
+from fencepost.model.fault import FAULT_CEILING
 from fencepost.model.policy import Retry
 
 ARMED = AlarmRecord("k", "a", 7, AlarmState.ARMED, due_at=100.0)

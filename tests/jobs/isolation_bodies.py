@@ -284,3 +284,17 @@ def half_a_mail(run: Run) -> None:
     with run.once("mail") as first:
         note("mails", f"{(folder() / 'mails').read_text()}{run.id} {bool(first)} {run.key_of()}\n")
     raise GiveUp("half way")
+
+
+def is_cut_off(run: Run) -> None:
+    """Have an effect in a transaction, whose session the server ends the first time."""
+    first = Path(os.environ["FENCEPOST_TEST_FOLDER"], "cut")
+    cut = os.environ["FENCEPOST_TEST_CUT"]
+    with run.transaction() as tx:
+        tx.execute("INSERT INTO effect VALUES ('a')")
+        if not first.exists():
+            first.touch()
+            if cut:
+                tx.execute(f"SELECT {cut}")
+            else:
+                tx.execute(f"KILL {tx.execute('SELECT connection_id()').fetchone()[0]}")

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 from fencepost import AsyncFencepost, AsyncRun, Fencepost, Lease, Retry, Run
 from fencepost.errors import LeaseLost, Misuse, StoreUnfit, TokenStale
 from fencepost.fence import CREATE_GUARD
+from fencepost.model.run import State
 from fencepost.testing.eventual import EventualKv, EventualStore
 from holder import until
 from proxy import Proxy
@@ -21,7 +23,7 @@ from servers import Etcd, MariaDB, Postgres, Seaweed, Valkey, ZooKeeper, shared
 from servers.objects import KEY, SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from fencepost.stores.api import LeaseStore
@@ -75,6 +77,72 @@ def test_who_has_the_lock_elsewhere_keeps_runs_out(ledger: str, elsewhere: str, 
         assert "is held by" in str(failed.error)
         assert done == []
         assert fp.trigger("skips", manual=True).status == "succeeded"
+
+
+@contextmanager
+def running(fp: Fencepost) -> Iterator[None]:
+    """An instance in another thread, which ends with the block."""
+    instance = threading.Thread(target=lambda: fp.run(signals=False))
+    instance.start()
+    try:
+        yield
+    finally:
+        fp.stop()
+        instance.join(30)
+        assert not instance.is_alive()
+
+
+@pytest.mark.parametrize("overlap", ["skip", "fail", "allow"])
+def test_each_slot_of_a_job_that_catches_all_up_waits_for_the_lock_elsewhere(
+    ledger: str, elsewhere: str, space: str, overlap: str
+) -> None:
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("every", every="1s", catchup="all", overlap=overlap, max_concurrent=1)(lambda: None)
+        held = other.lock("every", limit=1 if overlap == "allow" else None)
+        with running(fp):
+            with held:
+                until(lambda: any(run.state is State.RUNNING for run in fp.runs("every")))
+                began = time.monotonic()
+                until(lambda: time.monotonic() - began > 3)
+                assert len(fp.runs("every")) == 1, "the others wait behind the first"
+            until(lambda: sum(run.state is State.SUCCEEDED for run in fp.runs("every")) >= 8)
+        runs = fp.runs("every")
+        assert {run.state for run in runs} == {State.SUCCEEDED}
+        slots = sorted(run.key.slot for run in runs)
+        assert slots == list(range(slots[0], slots[-1] + 1)), "not one slot is missing"
+
+
+def test_a_backfill_waits_for_the_lock_elsewhere(ledger: str, elsewhere: str, space: str) -> None:
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("hourly", every="1h", overlap="skip")(lambda: None)
+        hours = ("2026-01-05T00:00Z", "2026-01-05T03:00Z")
+        thread = threading.Thread(target=lambda: fp.backfill("hourly", *hours))
+        with other.lock("hourly"):
+            thread.start()
+            until(lambda: any(run.state is State.RUNNING for run in fp.runs("hourly")))
+            thread.join(1.5)
+            assert [run.state for run in fp.runs("hourly")] == [State.RUNNING]
+        thread.join(30)
+        assert [run.state for run in fp.runs("hourly")] == [State.SUCCEEDED] * 3
+
+
+def test_a_trigger_of_a_job_that_catches_all_up_is_skipped_as_in_the_ledger(
+    ledger: str, elsewhere: str, space: str
+) -> None:
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        Fencepost(ledger, leases=elsewhere, namespace=space) as fp,
+    ):
+        fp.job("hourly", every="1h", catchup="all")(lambda: None)
+        with other.lock("hourly"):
+            outcome = fp.trigger("hourly")
+    assert (outcome.status, outcome.reason) == ("skipped", "lock_held")
 
 
 def test_who_reschedules_waits_for_the_lock_elsewhere(

@@ -43,6 +43,7 @@ TOKEN = re.compile(r"\b\d{16}\b")
 NOW = 1_700_000_000
 EXAMPLES = int(os.environ.get("FENCEPOST_EXAMPLES", "60"))
 JOBS = ("bills", "mail", "news", "old")
+SHARING = ("mail", "news")
 INSTANCES = tuple(
     Instance(f"i{number}", "here", number, "1.0", build=number // 3, orphan_after=300.0)
     for number in range(4)
@@ -184,7 +185,7 @@ def tick(  # noqa: PLR0917 -- as the strategy has it
             return None
         number = JOBS.index(asked.template) if asked.template in JOBS else 0
         policy = POLICIES[(policies + number) % len(POLICIES)]
-        lock = "shared" if asked.template == "news" else asked.key.job
+        lock = "shared" if asked.template in SHARING else asked.key.job
         holder = Holder(asked.nonce, "here", 1)
         return Want(asked.key, holder, policy, lock, asked.trigger, epoch=asked.epoch)
 
@@ -194,6 +195,7 @@ def tick(  # noqa: PLR0917 -- as the strategy has it
         if (attempt := said.attempt(number)) is not None
     ]
     ask = Ask(want, nonce, room, told, again=again, sweep=sweep, only=only, stirs=frozenset(JOBS))
+    ask = ask._replace(rivals={"mail": ("news",), "news": ("mail",)})
     ticked = finish(cluster.ledger.planner.tick(ask))
     answers = [(type(end).__name__, str(end)) for end in ticked.ended]
     # Errors are no values, and a file does not tell the time.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from schedlab import NOON, Heard, Member, Noon, effects, members, states, told, until, url_of
 
-from fencepost import Fencepost
+from fencepost import AsyncFencepost, Fencepost
 from fencepost.model.run import State
 
 if TYPE_CHECKING:
@@ -218,3 +220,35 @@ def quarantined(folder: Path) -> bool:
 
 def well(folder: Path) -> list[Any]:
     return [effect for effect in effects(folder) if effect.job == "well"]
+
+
+def test_jobs_that_share_a_lock_take_turns_when_they_are_due_together(tmp_path: Path) -> None:
+    clocks, ran = Noon(), Counter[str]()
+    with Fencepost(url_of(tmp_path), clocks=clocks) as fp:
+        for name, overlap in (("sh1", "reschedule"), ("sh2", "skip"), ("sh3", "skip")):
+            body = partial(lambda name: ran.update([name]), name)
+            fp.job(name, every="1m", overlap=overlap, lock="shared")(body)
+        fp.tick()
+        for _ in range(12):
+            clocks.advance(60)
+            fp.tick()
+    assert ran["sh1"] == 12, "it waits for the others, and is never skipped"
+    assert min(ran["sh2"], ran["sh3"]) >= 4, ran
+
+
+def test_they_take_turns_in_the_asyncio_face_as_well(tmp_path: Path) -> None:
+    clocks, ran = Noon(), Counter[str]()
+
+    async def main() -> None:
+        async with AsyncFencepost(url_of(tmp_path), clocks=clocks) as fp:
+            for name in ("sh1", "sh2"):
+                fp.job(name, every="1m", lock="shared")(
+                    partial(lambda name: ran.update([name]), name)
+                )
+            await fp.tick()
+            for _ in range(10):
+                clocks.advance(60)
+                await fp.tick()
+
+    asyncio.run(main())
+    assert ran == {"sh1": 5, "sh2": 5}

@@ -108,8 +108,8 @@ class KeepsTheWatermark(_MemoryDesk):
 
 
 class RecordsNoRanges(_MemoryDesk):
-    def span(self, job: str, span: Span) -> None:
-        del job, span
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
+        del job, span, apart
 
 
 # 8. "if datetime.now() >= job.next_run", on whichever machine that is.

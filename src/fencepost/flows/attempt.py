@@ -19,9 +19,10 @@ from fencepost.errors import (
 )
 from fencepost.flows.course import insist
 from fencepost.flows.handoff import ended_for_us, look_back
-from fencepost.model.ending import LONGEST_ERROR, Ending, settle
+from fencepost.model.ending import LONGEST_ERROR, Ending, after_fault, settle
 from fencepost.model.event import JobEvent
 from fencepost.model.output import OUTPUT
+from fencepost.model.policy import OnLoss
 from fencepost.model.run import HANDED_OFF, State
 from fencepost.model.secrets import redacted
 from fencepost.model.slot import shown
@@ -72,7 +73,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
             raise
         if not course.handed_off and course.is_lost(error):
             return await _lost(doors, course, error, emit=emit)
-        ending = ended_by(error, course.policy.retry)._replace(result=course.said)
+        ending = _ending(doors, course, error)
     except BaseException:
         if course.foreign() or course.handed_off:
             raise
@@ -98,6 +99,15 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
     if course.said is not None:
         await keep_output(doors, course, run)
     return run
+
+
+def _ending(doors: Doors, course: Course, error: BaseException) -> Ending:
+    """Return how an attempt ends whose body raised: a fault of the ledger is not charged to it."""
+    if course.is_fault(error) and course.policy.on_loss is not OnLoss.FAIL:
+        advanced = course.checkpoint != course.run.checkpoint
+        dice = doors.world.dice()
+        return after_fault(course.run, described(error), advanced=advanced, dice=dice)
+    return ended_by(error, course.policy.retry)._replace(result=course.said)
 
 
 async def _lost(
@@ -209,6 +219,9 @@ def _tell(emit: Callable[[JobEvent], None], course: Course, run: RunRecord) -> N
         about |= {"error": run.error, "retry_in": f"{max(0.0, run.not_before - now):.1f}s"}
     elif run.state is State.PENDING:
         what = "released"
+        if run.error is not None:
+            pause = f"{max(0.0, run.not_before - now):.1f}s"
+            about |= {"reason": run.reason, "error": run.error, "retry_in": pause}
     elif run.state is State.SKIPPED:
         about = {"reason": run.reason}
     else:

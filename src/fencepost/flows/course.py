@@ -17,9 +17,12 @@ from fencepost.errors import (
     RunLost,
     RunRecalled,
     RunTimedOut,
+    Said,
+    Stopped,
     StoreUnavailable,
 )
 from fencepost.ledger.api import Attempt, Report
+from fencepost.model.fault import behind
 from fencepost.model.lease import Grant, Phase
 from fencepost.model.named import NamedTuple
 
@@ -40,6 +43,8 @@ if TYPE_CHECKING:
     Ends = Callable[[Attempt, Settled, Report], Awaitable[RunRecord]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+# How many faults are remembered: a body may go on after one.
+_MOST_FAULTS = 7
 # The largest number that every database keeps.
 LARGEST = 2**63 - 1
 
@@ -64,6 +69,7 @@ class Course:
     stuck = False
     settled = False  # whether the claim is on the disk, as far as we have seen to it
     transacting: frozenset[object] = frozenset()  # threads or tasks that have a transaction open
+    faults: tuple[BaseException, ...] = ()  # of the ledger's database, met by transactions
     handed_off = False  # whether another program has it by now
     adopted = False  # whether it was handed off to us: only then we renew by handing over
     said: str | None = None  # what a command left to be kept, however it ended: JSON
@@ -184,6 +190,20 @@ class Course:
         if not isinstance(error, Lost):
             return False
         return self.crashed is not None or self.hold.phase(self._boottime()) is Phase.LOST
+
+    def met_fault(self, error: BaseException) -> None:
+        """Take note of an error of the ledger's database that a transaction of the body met."""
+        with self._turn:
+            self.faults = (*self.faults[-_MOST_FAULTS:], error)
+
+    def is_fault(self, error: BaseException) -> bool:
+        """Say whether an error that left the body stems from the ledger's database.
+
+        What a body says on purpose counts, whatever led to it.
+        """
+        if not self.faults or isinstance(error, (Lost, Said, Stopped)):
+            return False
+        return any(one is fault for one in behind(error) for fault in self.faults)
 
     def progress(self, done: int, total: int | None) -> None:
         """Take note of how far the body has come; told with the next write."""

@@ -15,7 +15,7 @@ from fencepost.model.slot import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fencepost.flows.course import Doors
     from fencepost.ledger.planning import Asked, Begun, End, Instance, Note, Place, Ticked
@@ -97,6 +97,7 @@ class Office(NamedTuple):
     emit: Callable[[JobEvent], None]
     known: Callable[[], int] | None = None  # how many jobs there are by now, if that may change
     pace: Pace = Pace()
+    rivals: Callable[[], Mapping[str, Sequence[str]]] = dict  # jobs that share a lock
 
 
 async def serve(doors: Doors, office: Office, crew: Crew) -> None:
@@ -187,6 +188,7 @@ class _Serving:
                 sweep=sweep,
                 stirs=self._office.stirs(),
                 since=self._left,
+                rivals=self._office.rivals(),
             )
             if sweep:
                 self._sweep_at = now + self._pace.sweep

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fencepost.errors import OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
+from fencepost.model.ending import STORE_FAULT
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
 from fencepost.model.run import State
@@ -106,7 +107,7 @@ class _Seeing:
             return of_record(run, fresh=True)
         if run.handed_off:
             return outcome_of(run)
-        if run.state is State.WAITING_RETRY:
+        if run.state is State.WAITING_RETRY or run.reason == STORE_FAULT:
             await self._pass(run.not_before - run.beat_at)
             return None
         return Outcome("skipped", reason=run.reason, run_id=str(run.key))
@@ -224,7 +225,7 @@ class _Seeing:
             run = await self._doors.ledger.find(self._key)
         except (OutcomeUnknown, StoreUnavailable):
             return False  # asked again after the next nap
-        return run is None or run.state is not State.WAITING_RETRY
+        return run is None or run.state not in (State.WAITING_RETRY, State.PENDING)
 
 
 async def claim(

@@ -18,6 +18,7 @@ from fencepost.model.plan import Past
 from fencepost.model.run import State
 from fencepost.model.schedule import EveryAfter
 from fencepost.model.slot import RunKey
+from fencepost.model.turns import NEWEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class DraftDesk(LaneShelf):
         runs = {key.job for key in self._lost_read} | {row[0] for row in waiting}
         # Of jobs that have only ended nothing is asked, unless something may have waited for that.
         stirred = ask.stirs.intersection(freed)
+        stirred |= {rival for job in stirred for rival in ask.rivals.get(job, ())}
         self._about({*self._due_page[0], *stirred, *self.lane_jobs(), *runs})
 
     def _about(self, jobs: Iterable[str]) -> None:
@@ -305,6 +307,16 @@ class DraftDesk(LaneShelf):
         live = bool(self._draft.live_of_job(job))
         return Past(newest.key.slot, live=live, ended_at=newest.ended_at)
 
+    def last_began(self, jobs: Sequence[str]) -> dict[str, float]:
+        """Return for each of some jobs when one of its newest runs last began; 0 if none did."""
+        draft = self._draft
+        unknown = [job for job in jobs if not draft.knows_job(job)]
+        values = {"namespace": self._namespace, "jobs": list(jobs), "most": NEWEST}
+        steps = [(self._sql.LAST_BEGAN, values), draft.jobs_by(unknown)]
+        began, found = draft.ask(steps)  # the jobs themselves are asked for next
+        draft.took_jobs(found, names=unknown)
+        return dict.fromkeys(jobs, 0.0) | {row[0]: row[1] for row in began}
+
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
         """Return the newest run of a slot."""
         if not self._draft.has_slot(key):
@@ -407,9 +419,9 @@ class DraftDesk(LaneShelf):
 
     # Ranges.
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots; one that goes on where the last one ended makes that longer."""
-        record = self._last_span(job)
+        record = None if apart else self._last_span(job)
         if record is not None and not span.into:
             last = record.span
             alike = last[2:] == span[2:] and last.last < span.first

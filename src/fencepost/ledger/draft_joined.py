@@ -108,6 +108,10 @@ class Joined(ABC):
         return self._sealed(saved)
 
     @abstractmethod
+    def is_cut(self, error: BaseException) -> bool:
+        """Say whether an error of the driver is about the server, not about what it was asked."""
+
+    @abstractmethod
     def roll_back(self) -> None:
         """Undo what was not committed; nothing is left to do after the commit."""
 

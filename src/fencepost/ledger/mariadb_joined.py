@@ -31,10 +31,12 @@ from fencepost.world.mariadb_batch import (
     rendered,
 )
 from fencepost.world.mariadb_errors import (
+    INTERRUPTED,
     Misstep,
     Trouble,
     fate,
     has_moved,
+    is_of_server,
     lost_savepoint,
     misstep,
     misuse,
@@ -106,6 +108,17 @@ class MariaJoined(Joined):
                 raise misused from error
             raise
         return cursor
+
+    def is_cut(self, error: BaseException) -> bool:
+        """Say whether an error of PyMySQL is about the server, not about what it was asked."""
+        if not isinstance(error, pymysql.Error):
+            return False
+        connection = self._connection
+        if connection is None:
+            return False
+        if error.args and error.args[0] == INTERRUPTED:
+            return not self._answers(connection)
+        return not connection.open or is_of_server(error)
 
     def roll_back(self) -> None:
         """Undo what was not committed; nothing is left to do after the commit."""
@@ -244,6 +257,15 @@ class MariaJoined(Joined):
         if self._plain and connection.undone:  # the next statement would begin another one
             raise misuse(Misstep.UNDONE)
         return connection, inside
+
+    def _answers(self, connection: Guest) -> bool:
+        """Say whether a session lives of which a statement was killed, or perhaps all of it."""
+        try:
+            with connection.ours():
+                connection.ping(reconnect=False)
+        except pymysql.Error:
+            return False
+        return True
 
     def _cursor(self) -> Any:
         connection = self.connection

@@ -183,6 +183,16 @@ FIND_NEWEST = said(
     )
 )
 
+# When one of the newest runs of a job last began.
+LAST_BEGAN = said(
+    each_of(
+        "SELECT CONVERT(job USING utf8mb4), MAX(started_at) FROM ({each}) AS run GROUP BY job",
+        f"""SELECT job, started_at FROM fencepost_run FORCE INDEX (PRIMARY)
+ WHERE namespace = :namespace AND job = :job {_NEWEST} LIMIT :most""",
+        job="jobs",
+    )
+)
+
 # The runs of a job around a slot, both ways.
 FIND_FROM = said(f"{_OF_JOB} AND run.slot >= :slot ORDER BY slot, `manual`, rerun LIMIT :most")
 FIND_UP_TO = said(f"{_OF_JOB} AND run.slot <= :slot {_NEWEST} LIMIT :most")

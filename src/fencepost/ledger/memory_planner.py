@@ -12,8 +12,9 @@ from fencepost.ledger.ticking import tick
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past, Span
-from fencepost.model.run import State
+from fencepost.model.run import State, newest
 from fencepost.model.slot import RunKey
+from fencepost.model.turns import NEWEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -267,9 +268,9 @@ class _MemoryDesk:
         self._books.lanes[lane.number] = lane
         return lane
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         spans = self._books.spans.setdefault(job, [])
-        if spans:
+        if spans and not apart:
             last = spans[-1].span
             same = (last.state, last.reason, last.into) == (span.state, span.reason, span.into)
             alike = same and not span.into and last.last < span.first
@@ -278,6 +279,7 @@ class _MemoryDesk:
                 spans[-1] = longer
                 return
         spans.append(SpanRecord(job, span, self.now))
+        spans.sort(key=lambda record: record.span.first)
 
     def _ran_between(self, job: str, first: int, last: int) -> bool:
         keys = (key for key in self._books.runs if key.job == job and not key.manual)
@@ -308,6 +310,14 @@ class _MemoryDesk:
         newest = max(ours, key=lambda run: (run.key.slot, run.key))
         live = any(not run.state.terminal for run in ours)
         return Past(newest.key.slot, live=live, ended_at=newest.ended_at)
+
+    def last_began(self, jobs: Sequence[str]) -> dict[str, float]:
+        runs = list(self._books.runs.values())
+        found = {}
+        for job in jobs:
+            ours = newest(runs, job=job, limit=NEWEST, states=())
+            found[job] = max((run.started_at for run in ours), default=0.0)
+        return found
 
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
         same = [run for known, run in self._books.runs.items() if known[:3] == key[:3]]

@@ -7,13 +7,14 @@ and grants leases, all or nothing. Each verb may be repeated after ``OutcomeUnkn
 from __future__ import annotations
 
 import hashlib
+from types import MappingProxyType
 
 from fencepost.model.cohort import ORPHAN_AFTER
 from fencepost.model.named import NamedTuple, Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fencepost.errors import RunLost
     from fencepost.ledger.api import Attempt, Report
@@ -111,7 +112,8 @@ class Ask(NamedTuple):
     so one that is asked ``again``, so many times, finds what it was granted. ``sweep`` looks for
     runs whose holder is gone. ``only`` is the one job to look at. ``stirs`` are the jobs of which
     another run may wait for the one that ends. ``since`` is where the last tick left off, if that
-    did not come to the end of what is due.
+    did not come to the end of what is due. ``rivals`` has, for each job that shares its lock, the
+    other jobs with that lock.
     """
 
     want: Callable[[Asked], Want | None]
@@ -125,6 +127,7 @@ class Ask(NamedTuple):
     stirs: frozenset[str] = frozenset()
     free: int | None = None
     since: Place | None = None
+    rivals: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Begun(NamedTuple):
@@ -132,6 +135,7 @@ class Begun(NamedTuple):
 
     ``spec`` is the schedule in force and ``since`` from when on. ``rerun`` is which run of the
     slot its items are known by: that of the run it repeats, unless all was to be repeated.
+    ``rules`` say what becomes of slots of the job that start late.
     """
 
     claimed: Claimed
@@ -140,6 +144,7 @@ class Begun(NamedTuple):
     spec: str = ""
     since: float = 0.0
     rerun: int = 0
+    rules: str = ""
 
 
 class Note(NamedTuple):
@@ -354,8 +359,11 @@ class Desk(Protocol):
     def put_lane(self, lane: Lane) -> Lane:
         """Keep what is being made up as it is now; number it, if it is new."""
 
-    def span(self, job: str, span: Span) -> None:
-        """Record a range of slots; one that goes on where the last one ended makes that longer."""
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
+        """Record a range of slots; one that goes on where the last one ended makes that longer.
+
+        A range that is to be ``apart`` does not: slots between the two are still undecided.
+        """
 
     def run(self, key: RunKey) -> RunRecord | None:
         """Return a run."""
@@ -374,6 +382,9 @@ class Desk(Protocol):
 
     def past(self, job: str) -> Past:
         """Return how the newest run of a job stands."""
+
+    def last_began(self, jobs: Sequence[str]) -> dict[str, float]:
+        """Return for each of some jobs when one of its newest runs last began; 0 if none did."""
 
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
         """Return the newest run of a slot."""

@@ -6,7 +6,14 @@ from fencepost.errors import FencepostError, Misuse, OutcomeUnknown, StoreUnavai
 from fencepost.ledger import postgres_joined_rows as sql
 from fencepost.ledger.draft_joined import Joined
 from fencepost.world.postgres import PATIENCE, Cut, Refusal, Session, ends_after
-from fencepost.world.postgres_driver import in_drivers_words, is_alive, is_open, is_whole, lent
+from fencepost.world.postgres_driver import (
+    in_drivers_words,
+    is_alive,
+    is_of_server,
+    is_open,
+    is_whole,
+    lent,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,6 +49,10 @@ class PostgresJoined(Joined):
         if session is None or (is_alive(session) and not is_open(session)):
             return None
         return lent(session)
+
+    def is_cut(self, error: BaseException) -> bool:
+        """Say whether an error of psycopg is about the server, not about what it was asked."""
+        return self._session is not None and is_of_server(error, self._session)
 
     def roll_back(self) -> None:
         """Undo what was not committed; nothing is left to do after the commit."""

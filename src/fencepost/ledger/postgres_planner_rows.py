@@ -167,6 +167,17 @@ SELECT {LISTED}, run.seen
         {_NEWEST}
         LIMIT 1) AS run""")
 
+# When one of the newest runs of a job last began.
+LAST_BEGAN = said(f"""
+SELECT wanted.job, max(run.started_at)
+  FROM {_ONE_BY_ONE} (
+       SELECT started_at
+         FROM fencepost_run
+        WHERE namespace = :namespace AND job = wanted.job
+        {_NEWEST}
+        LIMIT :most) AS run
+ GROUP BY wanted.job""")
+
 # The runs of a job around a slot, both ways.
 FIND_FROM = said(f"""
 SELECT {SEEN}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from fencepost.errors import Misuse, UnknownJob
 from fencepost.ledger.planning import InstanceRecord, Note, told_safely
+from fencepost.model import edited as edits
 from fencepost.model.cohort import GONE_AFTER, joined, winner
 from fencepost.model.definition import JobRecord
+from fencepost.model.every import Edited
 from fencepost.model.plan import Span, newest_due, next_start
 from fencepost.model.rules import rules_from
 from fencepost.model.run import State
@@ -153,19 +155,19 @@ def store(office: Office, definitions: Sequence[Definition]) -> int:
 
 def edit(office: Office, job: JobRecord, definition: Definition, notes: list[Note]) -> None:
     """Put another definition in force, from now on."""
-    if job.orphaned_at and job.spec == definition.spec:
+    if job.orphaned_at and job.lasting == definition.spec:
         job = _back_from_orphans(office, job)
     edited = _defined(job, definition, now=office.now)
-    if job.spec != definition.spec:
+    if job.lasting != definition.spec:
         edited = _rescheduled(office, job, edited, notes)
     else:
         # The next window begins at the last slot, not in between; and what is owed stays owed.
-        edited = edited._replace(effective_from=job.effective_from)
+        edited = edited._replace(spec=job.spec, effective_from=job.effective_from)
         if job.rules != definition.rules and (schedule := edited.schedule) is not None:
             due = next_start(schedule, edited.catching_up, job.job, job.watermark)
             edited = edited._replace(next_due=due)
     office.put_job(edited)
-    about = (("epoch", edited.epoch), ("was", job.spec), ("now", edited.spec))
+    about = (("epoch", edited.epoch), ("was", job.lasting), ("now", definition.spec))
     notes.append(Note("edited", job.job, about=about))
 
 
@@ -187,18 +189,41 @@ def _defined(job: JobRecord, definition: Definition, *, now: float) -> JobRecord
 
 def _rescheduled(office: Office, job: JobRecord, edited: JobRecord, notes: list[Note]) -> JobRecord:
     """Decide what was due under the old schedule, and begin the new one now."""
-    mark, span = _undecided(office, job, edited)
-    if span is not None:
-        _passed_by(office, job.job, span, notes)
-    new = edited.schedule
+    new, agenda = edited.schedule, job.agenda
+    for lane in office.lanes(job.job):
+        if lane.trigger == "owed":
+            _owe_both(office, lane, new, notes)
+    done = edits.edit(_schedule(job), new, edited.catching_up, agenda, now=office.now)
+    _passed_between(office, job.job, done.passed, notes)
     for run in office.waiting(job.job):
         ours = run.trigger in ("schedule", "catchup")
         if ours and not (new is not None and _has(new, run.key.slot)):
             _end(office, run, State.SKIPPED, "schedule_changed")
-    due = None if new is None else next_start(new, edited.catching_up, job.job, mark)
+    schedule, mark = done.schedule, done.watermark
+    due = None if schedule is None else next_start(schedule, edited.catching_up, job.job, mark)
     if due is None and new is not None:
         notes.append(_over(job.job, new, now=office.now))
-    return edited._replace(watermark=mark, next_due=due, owed=0)
+    spec = "" if schedule is None else schedule.spec
+    return edited._replace(spec=spec, watermark=mark, next_due=due, owed=done.owed)
+
+
+def _owe_both(office: Office, lane: Lane, new: Schedule | None, notes: list[Note]) -> None:
+    """Go on owing slots of the past that the new schedule has too, and pass the others by."""
+    try:
+        old = schedule_from(lane.spec)
+    except Exception:  # noqa: BLE001 -- a newer version wrote it, and whoever makes it up says so
+        return
+    last = lane.until - 1
+    first, newest = old.after(lane.cursor - 1), old.latest(last)
+    if first is None or newest is None or first > newest:
+        return
+    kept = edits.common(old, new, first, newest, most=lane.until - lane.start)
+    _passed_between(office, lane.job, tuple(edits.gaps(old, kept, first, newest)), notes)
+    office.put_lane(lane._replace(ended_at=office.now, stopped="schedule_changed"))
+    if kept and new is not None:
+        spec, start = Edited(old, new, first=kept[0], since=last).spec, kept[0]
+        left = lane._replace(number=0, start=start, cursor=start, spec=spec, created_at=office.now)
+        office.put_lane(left)
 
 
 def _undecided(office: Office, job: JobRecord, edited: JobRecord) -> tuple[int, Span | None]:
@@ -218,6 +243,16 @@ def _undecided(office: Office, job: JobRecord, edited: JobRecord) -> tuple[int, 
             if last is not None and last >= first:
                 return mark, Span(first, last, State.SKIPPED, "schedule_changed")
     return mark, None
+
+
+def _passed_between(office: Office, name: str, spans: Sequence[Span], notes: list[Note]) -> None:
+    """Record ranges between which slots stay due, and tell of them as of one."""
+    for span in spans:
+        office.span(name, span, apart=True)
+    for state, reason in dict.fromkeys((span.state, span.reason) for span in spans):
+        alike = [span for span in spans if (span.state, span.reason) == (state, reason)]
+        about = (("reason", reason), ("first", alike[0].first), ("last", alike[-1].last))
+        notes.append(Note(state.value, name, about=about))
 
 
 def _passed_by(office: Office, name: str, span: Span, notes: list[Note]) -> None:
@@ -281,8 +316,10 @@ def _found(
             if old.paused:
                 founded = founded._replace(paused=old.paused, paused_until=old.paused_until)
             mark, span = old.watermark, None
-            if old.spec != definition.spec:
+            if old.lasting != definition.spec:
                 mark, span = _undecided(office, old, founded)
+            elif old.spec != old.lasting:  # what is left of an earlier edit goes along
+                founded = founded._replace(spec=old.spec)
             marks.append(mark)
             if span is not None:  # of two names it is one range: their slots may be the same
                 passed = span if passed is None else _joined(passed, span)
@@ -312,6 +349,9 @@ def _joined(one: Span, other: Span) -> Span:
 
 def _known_again(office: Office, job: JobRecord, notes: list[Note]) -> None:
     """Let an orphan run again. What it missed meanwhile is on record, up to the last slot."""
+    if job.lasting != job.spec and job.watermark >= job.effective_from:
+        job = job._replace(spec=job.lasting)  # of its old schedule no slot is left
+        office.put_job(job)
     if not (job.orphaned_at or job.unknown_since):
         return
     if job.orphaned_at:
@@ -436,7 +476,7 @@ def backfill(office: Office, lane: Lane) -> Lane:
             if not known.newest_first:
                 return office.put_lane(known._replace(until=lane.until))
             lane = lane._replace(start=known.until, cursor=max(lane.cursor, known.until))
-            following = schedule_from(lane.spec or job.spec).after(lane.start - 1)
+            following = schedule_from(lane.spec or job.lasting).after(lane.start - 1)
             if following is None or following >= lane.until:
                 return known
     return office.put_lane(lane._replace(created_at=office.now))

@@ -11,6 +11,7 @@ from fencepost.model.cohort import Cohort
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past
 from fencepost.model.policy import OnLoss, Overlap
+from fencepost.model.turns import NEWEST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,10 +187,10 @@ class SqliteDesk:
         number = self._db.execute(sql.PUT_LANE, (self._namespace, *new)).lastrowid
         return lane if lane.number else lane._replace(number=number or 0)
 
-    def span(self, job: str, span: Span) -> None:
+    def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots."""
         row = self._db.execute(sql.LAST_SPAN, (self._namespace, job)).fetchone()
-        if row is not None and not span.into:
+        if row is not None and not span.into and not apart:
             last = sql.span_of(row).span
             between = (self._namespace, job, last.last, span.first)
             alike = last[2:] == span[2:] and last.last < span.first
@@ -232,6 +233,14 @@ class SqliteDesk:
             return Past()
         live = self._db.execute(sql.IS_LIVE, values).fetchone() is not None
         return Past(row[0], live=live, ended_at=row[1])
+
+    def last_began(self, jobs: Sequence[str]) -> dict[str, float]:
+        """Return for each of some jobs when one of its newest runs last began; 0 if none did."""
+        found = {}
+        for job in jobs:
+            values = (self._namespace, job, NEWEST)
+            (found[job],) = self._db.execute(sql.LAST_BEGAN, values).fetchone()
+        return found
 
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
         """Return the newest run of a slot."""

@@ -113,6 +113,15 @@ SELECT slot, ended_at
  ORDER BY slot DESC, manual DESC, rerun DESC
  LIMIT 1"""
 
+# When one of the newest runs of a job last began; 0 if none of them did.
+LAST_BEGAN = """
+SELECT coalesce(max(started_at), 0.0)
+  FROM (SELECT started_at
+          FROM fencepost_run
+         WHERE namespace = ? AND job = ?
+         ORDER BY slot DESC, manual DESC, rerun DESC
+         LIMIT ?)"""
+
 IS_LIVE = f"SELECT 1 FROM ({_LIVE_OF_JOB}) LIMIT 1"
 
 COUNT_MADE_UP = f"SELECT count(*) FROM ({_LIVE_OF_JOB}) WHERE origin = ?3"

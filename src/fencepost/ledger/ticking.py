@@ -19,19 +19,19 @@ from fencepost.ledger.planning import (
     Ticked,
     told_safely,
 )
-from fencepost.model.claim import Verdict
-from fencepost.model.plan import WAITS, Past, Span, plan, starts_at
+from fencepost.model.claim import Verdict, is_patient
+from fencepost.model.plan import WAITS, Past, Plan, Span, plan
 from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import RunRecord, State
 from fencepost.model.schedule import EveryAfter, schedule_from
 from fencepost.model.slot import RunKey
+from fencepost.model.turns import by_patience, in_turn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fencepost.ledger.planning import Ask, Desk
     from fencepost.model.claim import Claimed, Want
     from fencepost.model.definition import JobRecord
-    from fencepost.model.plan import Plan
 
 # How long a job is left alone that cannot be planned.
 TROUBLE = 60.0
@@ -62,6 +62,8 @@ class _Tick:
         self._batch: list[Due] = []  # to be claimed at once
         self._batch_locks: set[str] = set()
         self._plans: dict[tuple[object, ...], Plan] = {}  # of what is due alike
+        self._seen: set[str] = set()  # jobs that were looked at, though it was not their place
+        self._tried: set[RunKey] = set()  # and runs that waited
 
     def carried_out(self) -> Ticked:
         desk, ask = self._desk, self._ask
@@ -73,9 +75,10 @@ class _Tick:
                 self._go_on(run)
         self._go_on_all()
         stirred = {end.attempt.key.job for end in ask.ended} & ask.stirs
+        self._seen |= stirred
         for job in sorted(stirred):
             self._stir(job)
-        self._due_all(stirred)
+        self._due_all()
         self._make_up_all()
         pause = self._pause()
         said = (self._begun, ended, self._notes, pause, self._full)
@@ -90,14 +93,17 @@ class _Tick:
         for looks, run in enumerate(due, 1):
             if self._enough():
                 return
-            self._go_on(run)
+            if run.fresh and run.key.job in ask.rivals:
+                self._go_on_waiting(run.key.job)
+            else:
+                self._go_on(run)
             if self._unknown >= _MOST_UNKNOWN:
                 self._left = Place(run=(run.not_before, run.key))
                 return
             if looks - self._unknown >= ask.most:
                 return
 
-    def _due_all(self, stirred: set[str]) -> None:
+    def _due_all(self) -> None:
         """Decide what is due, from where the last tick left off."""
         ask, since = self._ask, self._ask.since or Place()
         if self._left is not None:
@@ -106,8 +112,8 @@ class _Tick:
         for record in self._desk.due_jobs(most=page, only=ask.only, after=since.job):
             if self._enough():
                 break
-            if record.job not in stirred:
-                self._due(record)
+            if record.job not in self._seen:
+                self._due_in_turn(record)
             if self._unknown >= _MOST_UNKNOWN:
                 assert record.next_due is not None, "else it would not be due"
                 self._left = Place(job=(record.next_due, record.job))
@@ -167,22 +173,10 @@ class _Tick:
         if want is None:
             self._unknown += 1
             return None
-        room, planned = self._room_for(want), 0.0 if job is None else self._planned_start(job, key)
+        room, planned = self._room_for(want), 0.0 if job is None else job.planned_start(key)
         if (want.room, want.patient, want.planned) == (room, patient, planned):
             return want
         return want._replace(room=room, patient=patient, planned=planned)
-
-    def _planned_start(self, job: JobRecord, key: RunKey) -> float:
-        """Return when a slot was to start, if its job has jitter and nothing else says so."""
-        if "jitter" not in job.rules or key.manual:
-            return 0.0
-        try:
-            schedule = job.schedule
-        except Exception:  # noqa: BLE001 -- whoever plans it tells of that
-            return 0.0
-        if schedule is None or isinstance(schedule, EveryAfter):
-            return 0.0
-        return starts_at(schedule, job.catching_up, job.job, key.slot)
 
     def _room_for(self, want: Want) -> bool:
         """Say whether a run may be claimed: one that a loss would end, only if it can begin."""
@@ -203,8 +197,8 @@ class _Tick:
         if job is None:
             self._begun.append(Begun(claimed, claimed.run.key.job, rerun=rerun))
         else:
-            known = (job.template or job.job, job.payload, job.spec, job.effective_from)
-            self._begun.append(Begun(claimed, *known, rerun))
+            known = (job.template or job.job, job.payload, job.lasting, job.effective_from)
+            self._begun.append(Begun(claimed, *known, rerun, job.rules))
 
     def _repeated(self, run: RunRecord) -> int:
         """Return by which run of its slot the items of a run are known."""
@@ -247,6 +241,14 @@ class _Tick:
                 self._go_on(claimed.blocker, depth=depth + 1)
             self._postpone(found)
 
+    def _go_on_waiting(self, name: str) -> None:
+        """Claim what waits of a job, and of those that share its lock: what has waited longest."""
+        names = (name, *self._ask.rivals.get(name, ()))
+        for run in by_patience(run for one in names for run in self._desk.waiting(one)):
+            if run.key not in self._tried:
+                self._tried.add(run.key)
+                self._go_on(run)
+
     def _retire(self, run: RunRecord) -> None:
         """End what waits of a job that is retired, whoever knows it: there is no other try."""
         state = State.SKIPPED if run.fresh else State.CANCELLED
@@ -276,11 +278,10 @@ class _Tick:
 
     def _stir(self, name: str) -> None:
         """Look at a job of which a run has just ended: something may have waited for that."""
-        for run in self._desk.waiting(name):
-            self._go_on(run)
+        self._go_on_waiting(name)
         job = self._desk.job(name)
         if job is not None and job.epoch and not job.retired and not self._rests(job):
-            self._due(job)
+            self._due_in_turn(job)
             self._claim_batch()  # before another job is looked at that may want the same lock
 
     def _rests(self, job: JobRecord) -> bool:
@@ -289,6 +290,22 @@ class _Tick:
         return (
             bool(job.owed) and due is not None and due > self._now and bool(job.catching_up.pause)
         )
+
+    def _due_in_turn(self, job: JobRecord) -> None:
+        """Decide what is due of a job, and of those that share its lock, each in its turn."""
+        rivals = self._ask.rivals.get(job.job)
+        if not rivals or self._ask.only is not None:
+            self._due(job)
+            return
+        names = [job.job, *(name for name in rivals if name not in self._seen)]
+        began = self._desk.last_began(names)
+        others = (self._desk.job(name) for name in names[1:])
+        due = [one for one in others if one is not None and one.is_due(self._now)]
+        for one in in_turn([job, *due], began):
+            if self._enough():
+                return
+            self._seen.add(one.job)
+            self._due(one)
 
     def _due(self, job: JobRecord) -> None:
         try:
@@ -301,8 +318,9 @@ class _Tick:
         if planned.slot is None:
             self._decided(job, planned)
             return
-        trigger = "catchup" if planned.waits and planned.owed else "schedule"
-        want = self._want(RunKey(job.job, planned.slot), job, trigger, patient=planned.waits)
+        trigger = "catchup" if planned.owed else "schedule"
+        patient = is_patient(trigger, job.catching_up)
+        want = self._want(RunKey(job.job, planned.slot), job, trigger, patient=patient)
         if want is None:
             return  # somebody else knows the job, or it will be an orphan
         if self._is_usual(planned, want):
@@ -318,7 +336,7 @@ class _Tick:
     def _is_usual(self, planned: Plan, want: Want) -> bool:
         """Say whether to claim a slot is all that there is to do about its job now."""
         usual = want.room and want.policy.overlap is not Overlap.ALLOW
-        if not usual or planned.waits or planned.spans or planned.later is not None:
+        if not usual or want.patient or planned.spans or planned.later is not None:
             return False
         return planned.next_due is None or planned.next_due > self._now
 
@@ -359,8 +377,6 @@ class _Tick:
     def _planned(self, job: JobRecord, *, now: float | None = None) -> Plan:
         schedule = job.schedule
         if schedule is None:  # it lost its schedule: there is nothing to look for
-            from fencepost.model.plan import Plan
-
             return Plan(None, (), job.watermark, None)
         past = self._desk.past(job.job) if isinstance(schedule, EveryAfter) else Past()
         now = self._now if now is None else now
@@ -397,18 +413,8 @@ class _Tick:
 
     def _owe(self, job: JobRecord, first: int, last: int) -> None:
         """Have slots made up behind the live ones, by the schedule that they came from."""
-        self._desk.put_lane(
-            Lane(
-                0,
-                job.job,
-                first,
-                last + 1,
-                first,
-                trigger="owed",
-                spec=job.spec,
-                created_at=self._now,
-            )
-        )
+        made_up = Lane(0, job.job, first, last + 1, first, trigger="owed", spec=job.spec)
+        self._desk.put_lane(made_up._replace(created_at=self._now))
 
     # The past.
 
@@ -432,7 +438,7 @@ class _Tick:
         try:
             if job.paused_until and self._now >= job.paused_until:
                 job = self._unpaused(job)
-            schedule = schedule_from(lane.spec or job.spec)
+            schedule = schedule_from(lane.spec or job.lasting)
         except Exception as error:  # noqa: BLE001 -- as above
             self._desk.put_lane(lane._replace(not_before=self._now + TROUBLE))
             self._notes.append(Note("trouble", lane.job, about=(("error", told_safely(error)),)))
@@ -467,7 +473,8 @@ class _Tick:
         rerun = made_up_as(lane, slot, known, pruned=job.pruned)
         if rerun is None:
             return True
-        want = self._want(RunKey(job.job, slot, rerun=rerun), job, lane.trigger, patient=True)
+        patient = is_patient(lane.trigger, job.catching_up)
+        want = self._want(RunKey(job.job, slot, rerun=rerun), job, lane.trigger, patient=patient)
         if want is None:
             return None
         claimed = self._desk.claim(want)

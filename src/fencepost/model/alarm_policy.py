@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from fencepost.errors import BadName, BadSlot, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.errors import BadName, BadSlot, Misuse
 from fencepost.model.duration import positive, seconds
+from fencepost.model.fault import FAULTS, grown, pause_after
 from fencepost.model.name import LONGEST, well_formed
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import LONGEST_LOSS_PAUSE, Retry
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 # The sixth error is the last; the pauses between them go up to the ceiling.
 USUAL_RETRY = Retry(6, base="10s", ceiling="17m")
-# What is nobody's fault is tried again for as long as it takes, but no more often than this.
-FAULT_BASE, FAULT_CEILING = 1.0, 1020.0
-# How much longer than planned a pause may be, so that those who failed together part.
-JITTER = 0.25
 # How long a cleared alarm is remembered at the least: a late set must find that it is late.
 TOMBSTONE = 86_400.0
 _EARLIEST, _LATEST = 0.0, 253_402_300_799.0
@@ -55,7 +52,7 @@ class AlarmPolicy(NamedTuple):
 
     retry: Retry = USUAL_RETRY
     on_error: Reschedule | None = None
-    faults: tuple[type[BaseException], ...] = (OutcomeUnknown, StoreUnavailable)
+    faults: tuple[type[BaseException], ...] = FAULTS
     timeout: float | None = 3600.0
     cancel_grace: float = 30.0
     lease: float = 30.0
@@ -70,11 +67,11 @@ class AlarmPolicy(NamedTuple):
         if self.on_error is not None:
             return self.on_error.pace
         retry = self.retry
-        return _grown(retry.base, retry.factor, retry.ceiling, errors, dice * retry.jitter)
+        return grown(retry.base, retry.factor, retry.ceiling, errors, dice * retry.jitter)
 
     def fault_pause(self, faults: int, *, dice: float) -> float:
         """Return how long to wait after that many faults in a row, which use up no tries."""
-        return _grown(FAULT_BASE, 2.0, FAULT_CEILING, faults, dice)
+        return pause_after(faults, dice=dice)
 
     def pause_after_loss(self, streak: int) -> float:
         """Return how long to wait after that many losses in a row; after the first, not at all."""
@@ -88,14 +85,6 @@ class AlarmPolicy(NamedTuple):
         retry = self.retry
         tries = (self.timeout or 0.0) * retry.attempts
         return tries + sum(self.pause(n, dice=1.0) for n in range(1, min(retry.attempts, 1000)))
-
-
-def _grown(base: float, factor: float, ceiling: float, count: int, dice: float) -> float:
-    try:
-        full = min(ceiling, base * factor ** (count - 1))
-    except OverflowError:
-        full = ceiling
-    return full * (1.0 + JITTER * dice)
 
 
 def checked_alarm_policy(  # noqa: PLR0913 -- one for each word that a kind of alarm may say

@@ -13,6 +13,7 @@ from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
+from fencepost.model.rules import CatchUp
 from fencepost.model.run import RunRecord, State
 
 TYPE_CHECKING = False
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    from fencepost.model.rules import Rules
     from fencepost.model.slot import RunKey
 
 # Who makes up for the past never keeps a live slot from running.
 BEHIND = frozenset({"backfill", "backfill_all", "owed"})
 # And this is how a slot is made up before the live ones.
 _CATCHUP = "catchup"
+# How the slots of a schedule are begun, live or made up.
+_SCHEDULED = frozenset({"schedule", _CATCHUP})
 # A run in trouble: from this many losses in a row on, it runs with nobody beside it.
 SUSPICIOUS = 2
 # Why a run waits that may be tried at any time: its ``not_before`` is only when it is tried again.
@@ -62,6 +66,14 @@ class Want(NamedTuple):
     def behind(self) -> bool:
         """Whether it makes up for the past, and so goes behind what is live."""
         return self.trigger in BEHIND
+
+
+def is_patient(trigger: str, rules: Rules) -> bool:
+    """Say whether a run that never began waits for its lock, whatever ``overlap`` says.
+
+    Each slot of a ``catchup="all"`` job does, and each slot that makes up for the past.
+    """
+    return trigger in BEHIND or (trigger in _SCHEDULED and rules.catchup is CatchUp.ALL)
 
 
 class Standing(NamedTuple):

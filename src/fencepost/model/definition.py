@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
+from fencepost.model.every import Edited
 from fencepost.model.named import NamedTuple
-from fencepost.model.plan import Agenda
+from fencepost.model.plan import Agenda, starts_at
 from fencepost.model.rules import rules_from
-from fencepost.model.schedule import schedule_from
+from fencepost.model.schedule import EveryAfter, schedule_from
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from fencepost.model.rules import Rules
     from fencepost.model.schedule import Schedule
+    from fencepost.model.slot import RunKey
 
 
 class Definition(NamedTuple):
@@ -71,10 +73,37 @@ class JobRecord(NamedTuple):
     pruned: int = -1
     stored: bool = False
 
+    def is_due(self, now: float) -> bool:
+        """Say whether the job is to be looked at."""
+        return self.next_due is not None and self.next_due <= now
+
     @property
     def schedule(self) -> Schedule | None:
         """Return its schedule, if it has one."""
         return schedule_from(self.spec) if self.spec else None
+
+    @property
+    def lasting(self) -> str:
+        """Return the spec of its schedule, without what is left of the one that it had before."""
+        if '"edited"' not in self.spec:
+            return self.spec
+        try:
+            schedule = self.schedule
+        except Exception:  # noqa: BLE001 -- as below
+            return self.spec
+        return schedule.now.spec if isinstance(schedule, Edited) else self.spec
+
+    def planned_start(self, key: RunKey) -> float:
+        """Return when a slot was to start, if the job has jitter and nothing else says so."""
+        if "jitter" not in self.rules or key.manual:
+            return 0.0
+        try:
+            schedule = self.schedule
+        except Exception:  # noqa: BLE001 -- whoever plans it tells of that
+            return 0.0
+        if schedule is None or isinstance(schedule, EveryAfter):
+            return 0.0
+        return starts_at(schedule, self.catching_up, self.job, key.slot)
 
     @property
     def catching_up(self) -> Rules:

@@ -7,9 +7,11 @@ past, and keeps what waits only if the new schedule has that slot too.
 from __future__ import annotations
 
 import json
+from itertools import islice
 
+from fencepost.model.edited import edit
 from fencepost.model.named import NamedTuple
-from fencepost.model.plan import newest_due, next_start
+from fencepost.model.plan import next_start
 from fencepost.model.rules import rules_from
 from fencepost.model.schedule import EveryAfter, described, doubtful, schedule_from, upcoming
 
@@ -129,8 +131,8 @@ def _changed(
     name, rules = record.job, rules_from(definition.rules)
     before = _next(old, record.catching_up, name, now)
     skipped: tuple[int, ...] = ()
-    if (record.spec, record.rules) != (definition.spec, definition.rules):
-        skipped = _skipped(record, old, new, waiting, now=now)
+    if record.lasting != definition.spec:
+        skipped = _skipped(record, old, new, rules, waiting, now=now)
     return Changed(name, _words(record, definition), before, _next(new, rules, name, now), skipped)
 
 
@@ -138,6 +140,7 @@ def _skipped(
     record: JobRecord,
     old: Schedule | None,
     new: Schedule | None,
+    rules: Rules,
     waiting: Sequence[RunRecord],
     *,
     now: float,
@@ -148,19 +151,10 @@ def _skipped(
         for run in waiting
         if run.trigger in _OURS and not (new is not None and _has(new, run.key.slot))
     ]
-    if old is not None and not isinstance(old, EveryAfter):
-        newest = newest_due(old, record.catching_up, record.job, now=now)
-        slot = old.after(record.watermark)
-        kept = new is not None and not record.barred and _latest(new, now) == newest
-        while newest is not None and slot is not None and slot <= newest and len(slots) < _NAMED:
-            if not (kept and slot == newest):
-                slots.append(slot)
-            slot = old.after(slot)
+    passed = edit(old, new, rules, record.agenda, now=now).passed
+    due = (slot for span in passed if old for slot in old.between(span.first, span.last + 1))
+    slots += islice(due, max(0, _NAMED - len(slots)))
     return tuple(sorted(slots))
-
-
-def _latest(schedule: Schedule, now: float) -> int | None:
-    return None if isinstance(schedule, EveryAfter) else schedule.latest(now)
 
 
 def _has(schedule: Schedule, slot: int) -> bool:
@@ -169,7 +163,7 @@ def _has(schedule: Schedule, slot: int) -> bool:
 
 def _words(record: JobRecord, definition: Definition) -> tuple[Word, ...]:
     was, now = _said(record.definition, record.rules), _said(definition.facts, definition.rules)
-    was["schedule"] = _meant(_schedule(record.spec))
+    was["schedule"] = _meant(_schedule(record.lasting))
     now["schedule"] = _meant(_schedule(definition.spec))
     was["payload"], now["payload"] = record.payload, definition.payload
     was["run by"], now["run by"] = record.template, definition.template

@@ -68,7 +68,6 @@ class Plan(NamedTuple):
     watermark: int
     next_due: float | None
     owed: int = 0
-    waits: bool = False  # the slot waits behind other runs of its job, whatever overlap says
     later: tuple[int, int] | None = None
 
 
@@ -164,13 +163,13 @@ def _every(
         before = schedule.latest(newest - 1)
         assert before is not None, "the oldest is one"
         due = next_start(schedule, rules, agenda.job, newest)
-        return Plan(newest, tuple(spans), newest, due, 0, later=(oldest, before), waits=True)
+        return Plan(newest, tuple(spans), newest, due, 0, later=(oldest, before))
     due = next_start(schedule, rules, agenda.job, oldest)
     if due is not None and due <= now + rules.pause and rules.pause:
         due = now + rules.pause
     if owed <= oldest:
         owed = 0
-    return Plan(oldest, tuple(spans), oldest, due, owed, waits=True)
+    return Plan(oldest, tuple(spans), oldest, due, owed)
 
 
 def _cut(

@@ -11,10 +11,12 @@ from functools import lru_cache
 
 from fencepost.errors import BadSchedule
 from fencepost.model.cron import restored
-from fencepost.model.every import At, Every, EveryAfter
+from fencepost.model.every import At, Edited, Every, EveryAfter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from fencepost.model.every import Schedule
 
 
@@ -37,7 +39,10 @@ def schedule_from(spec: str) -> Schedule:
     return made
 
 
-def _made(facts: dict[str, int]) -> Schedule:
+def _made(facts: dict[str, Any]) -> Schedule:
+    if "edited" in facts:
+        was, now = _made(facts["was"]), _made(facts["now"])
+        return Edited(was, now, first=_number(facts["first"]), since=_number(facts["edited"]))
     if "every" in facts and len(facts) == 1:
         return Every(_number(facts["every"]))
     if "every" in facts and len(facts) == 2:

@@ -75,6 +75,11 @@ CLOSING = frozenset({1053, 1152, 1153, 1154, 1156, 1158, 1159, 1160, 1161, 1927,
 DEADLOCK = 1213
 _PASSING = frozenset({1205, DEADLOCK, 3101, 4031, 2006})
 
+# What a statement is answered that somebody has killed, alone or with its session.
+INTERRUPTED = 1317
+# What a server answers whose disk is full or fails, or that has become a replica.
+_LACKS = frozenset({1021, 1030, 1114, 1290, 1836})
+
 # How a transaction whose ground has moved is made to fail by a statement before its commit, without
 # a function of our own on the server: a number is too large, if something is not so. Both servers
 # repeat what it was, MySQL with brackets of its own.
@@ -142,6 +147,12 @@ _NEEDS_TLS = (
 )
 
 _FULL_LOG = 1021  # also of the binary log, to which a COMMIT writes
+
+
+def is_of_server(error: pymysql.Error) -> bool:
+    """Say whether an error is about the server, not about what it was asked."""
+    number = error.args[0] if error.args else 0
+    return number in CLOSING or number in _LACKS or number in (2006, 2013)
 
 
 def fate(error: pymysql.Error) -> Trouble:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from fencepost.world.postgres_session import Session
     from fencepost.world.postgres_told import Refusal
 
+# What a server answers that is out of resources, fails at its disk, or has become a standby.
+_LACKS = frozenset({"53", "58", "25006"})
+
 # One for each session, for as long as that: the names of what psycopg prepares are its own.
 _lent: weakref.WeakKeyDictionary[Session, psycopg.Connection[Any]] = weakref.WeakKeyDictionary()
 
@@ -51,6 +54,17 @@ def is_open(session: Session) -> bool:
 def is_alive(session: Session) -> bool:
     """Say whether a session was still connected when it was last used."""
     return not session.broken and session.raw.status == pq.ConnStatus.OK
+
+
+def is_of_server(error: BaseException, session: Session) -> bool:
+    """Say whether an error of psycopg is about the server, not about what it was asked.
+
+    Either the session is over, or the server lacks what it needs: a disk, memory, its primary.
+    """
+    if not isinstance(error, psycopg.Error):
+        return False
+    code = error.sqlstate or ""
+    return not is_alive(session) or code[:2] in _LACKS or code in _LACKS
 
 
 def in_drivers_words(refusal: Refusal) -> psycopg.Error:

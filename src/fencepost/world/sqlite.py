@@ -400,6 +400,11 @@ def _busy(error: sqlite3.Error) -> bool:
     return _code(error) in busy
 
 
+def is_of_file(error: sqlite3.Error) -> bool:
+    """Say whether an error is about the file or its disk, and not about what was asked."""
+    return _busy(error) or _code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def _code(error: sqlite3.Error) -> int:
     code: int = getattr(error, "sqlite_errorcode", 0) & 0xFF
     return code

@@ -140,7 +140,7 @@ class PlannerServer(LedgerServer):
                 token=lane.start,
                 until=float(lane.until),
                 detail=lane.spec,
-                state="ended" if lane.ended_at else "open",
+                state="ended" if lane.ended_at and not lane.stopped else "open",
                 number=lane.number,
             )
 
@@ -236,7 +236,7 @@ class PlannerServer(LedgerServer):
                 job.rules,
                 job.epoch,
                 job.effective_from,
-                job.spec,
+                job.lasting,
                 "",
                 job.retired or job.barred,
                 job.watermark,

@@ -1,0 +1,379 @@
+"""An error of the ledger's own database inside of ``run.transaction()`` is no failure of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import isolation_bodies as bodies
+import pytest
+
+from fencepost import AsyncFencepost, Fencepost, GiveUp, Retry
+from fencepost.errors import OutcomeUnknown, StoreUnavailable
+from fencepost.model.alarm_policy import AlarmPolicy
+from fencepost.model.ending import after_fault
+from fencepost.model.fault import FAULTS
+from fencepost.model.run import RunRecord, State
+from fencepost.model.slot import RunKey
+from fencepost.testing.clock import SettableClocks
+from joinlab import HOMES, Home, LoggedMariaHome, PostgresHome
+from proxy import Proxy
+from servers import MariaDB, Postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fencepost import AsyncRun, Run
+    from fencepost.transaction import Transaction
+
+SLOT = datetime(2026, 1, 20, 2, tzinfo=UTC)
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(params=[*HOMES, LoggedMariaHome()], ids=str)
+def home(request: pytest.FixtureRequest) -> Home:
+    home: Home = request.param
+    return home
+
+
+@pytest.fixture
+def url(home: Home) -> str:
+    name = f"faults{next(_numbers)}"
+    url = home.database(name)
+    home.run("CREATE TABLE effect (item text)", name)
+    return url
+
+
+@pytest.fixture
+def effects(home: Home, url: str) -> Callable[[], list[str]]:
+    name = url.rpartition("/")[2]
+    return lambda: [row[0] for row in home.run("SELECT item FROM effect ORDER BY item", name)]
+
+
+def kill(home: Home, session: int) -> None:
+    """Have the server end a session, and return once it is gone."""
+    postgres = isinstance(home, PostgresHome)
+    words = f"SELECT pg_terminate_backend({session}, 5000)" if postgres else f"KILL {session}"
+    home.run(words, "postgres" if postgres else "mysql")
+    if not postgres:
+        listed = f"SELECT 1 FROM information_schema.processlist WHERE id = {session}"
+        give_up = time.monotonic() + 30
+        while home.run(listed, "mysql"):
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+
+
+def session_of(home: Home) -> str:
+    return f"SELECT {'pg_backend_pid' if isinstance(home, PostgresHome) else 'connection_id'}()"
+
+
+def by_statement(tx: Transaction) -> None:
+    tx.execute("SELECT 1")
+
+
+def by_its_connection(tx: Transaction) -> None:
+    tx.connection.cursor().execute("SELECT 1")
+
+
+def by_an_item(tx: Transaction) -> None:
+    tx.once("another")
+
+
+def by_the_commit(_: Transaction) -> None:
+    """Notice nothing before the block ends."""
+
+
+def by_an_error_of_its_own(tx: Transaction) -> None:
+    try:
+        tx.execute("SELECT 1")
+    except Exception as error:
+        raise RuntimeError("cannot go on") from error
+
+
+@pytest.mark.parametrize(
+    "noticed",
+    [by_statement, by_its_connection, by_an_item, by_the_commit, by_an_error_of_its_own],
+)
+def test_a_session_that_the_server_ends_is_not_charged_to_the_job(
+    home: Home, url: str, effects: Callable[[], list[str]], noticed: Callable[[Transaction], None]
+) -> None:
+    attempts: list[int] = []
+    with Fencepost(url) as fp:
+
+        @fp.job("work")
+        def work(run: Run) -> None:
+            attempts.append(run.attempt)
+            with run.transaction() as tx:
+                assert tx.once("a")
+                tx.execute("INSERT INTO effect VALUES ('a')")
+                tx.save("a")
+                if len(attempts) == 1:
+                    kill(home, tx.execute(session_of(home)).fetchone()[0])
+                    noticed(tx)
+
+        outcome = fp.trigger("work", SLOT)
+        (run,) = fp.runs("work")
+    assert outcome.status == "succeeded", outcome
+    assert attempts == [1, 1], "no try was used up"
+    assert (run.starts, run.losses, run.strikes, run.releases) == (2, 0, 0, 1)
+    assert effects() == ["a"]
+
+
+def test_a_coroutine_is_not_charged_either(
+    home: Home, url: str, effects: Callable[[], list[str]]
+) -> None:
+    attempts: list[int] = []
+
+    async def main() -> str:
+        async with AsyncFencepost(url) as fp:
+
+            @fp.job("work")
+            async def work(run: AsyncRun) -> None:
+                attempts.append(run.attempt)
+                async with run.transaction() as tx:
+                    await tx.execute("INSERT INTO effect VALUES ('a')")
+                    if len(attempts) == 1:
+                        ((session,),) = await tx.execute(session_of(home))
+                        kill(home, session)
+                    await tx.execute("SELECT 1")
+
+            return (await fp.trigger("work", SLOT)).status
+
+    assert asyncio.run(main()) == "succeeded"
+    assert attempts == [1, 1]
+    assert effects() == ["a"]
+
+
+def test_a_body_in_a_process_of_its_own_is_not_charged_either(
+    home: Home,
+    url: str,
+    effects: Callable[[], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FENCEPOST_TEST_FOLDER", str(tmp_path))
+    postgres = isinstance(home, PostgresHome)
+    words = "pg_terminate_backend(pg_backend_pid())" if postgres else ""
+    monkeypatch.setenv("FENCEPOST_TEST_CUT", words)
+    with Fencepost(url) as fp:
+        fp.job("work", isolation="process")(bodies.is_cut_off)
+        outcome = fp.trigger("work", SLOT)
+        (run,) = fp.runs("work")
+    assert outcome.status == "succeeded", outcome
+    assert (run.starts, run.losses) == (2, 0)
+    assert effects() == ["a"]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "unheard"])
+def test_a_commit_of_unknown_fate_is_looked_up_by_the_next_attempt(
+    home: Home, url: str, effects: Callable[[], list[str]], when: str
+) -> None:
+    """The connection is cut before the commit arrives, after it, or no answer ever comes."""
+    firsts: list[bool] = []
+    with Proxy(home.server.port) as proxy:
+        through = url.replace(f":{home.server.port}", f":{proxy.port}")
+        with Fencepost(through) as fp:
+
+            @fp.job("work", lease="30s")
+            def work(run: Run) -> None:
+                try:
+                    with run.transaction() as tx:
+                        firsts.append(tx.once("a"))
+                        if firsts[-1]:
+                            tx.execute("INSERT INTO effect VALUES ('a')")
+                        if len(firsts) == 1:
+                            if when == "after":
+                                proxy.lose_replies(1)
+                            elif when == "unheard":
+                                proxy.mode = "hole_down"
+                            else:
+                                proxy.mode = "hole_up"
+                                proxy.reset()
+                finally:
+                    proxy.mode = "pass"
+
+            outcome = fp.trigger("work", SLOT)
+    assert outcome.status == "succeeded", outcome
+    assert effects() == ["a"], "once, whatever became of the first commit"
+    assert when != "unheard" or firsts == [True, False], "it was committed, and nobody heard of it"
+
+
+@pytest.mark.parametrize("kind", [Postgres, MariaDB])
+def test_a_server_that_crashes_and_comes_back_is_not_charged_to_the_job(
+    kind: type[Postgres | MariaDB],
+) -> None:
+    tokens: list[int] = []
+    with kind.own() as server, Fencepost(server.database("crashed")) as fp:
+        server.run("CREATE TABLE effect (item text)", database="crashed")
+
+        @fp.job("work")
+        def work(run: Run) -> None:
+            tokens.append(run.token)
+            with run.transaction() as tx:
+                tx.execute("INSERT INTO effect VALUES ('a')")
+                if len(tokens) == 1:
+                    server.restart()
+
+        outcome = fp.trigger("work", SLOT, wait="60s")
+        found = server.run("SELECT item FROM effect", database="crashed")
+    assert outcome.status == "succeeded", outcome
+    assert len(tokens) == 2
+    assert [row[0] for row in found] == ["a"]
+
+
+def test_errors_of_other_databases_are_the_jobs_own(home: Home, url: str, tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "other.db", timeout=0)
+    rival = sqlite3.connect(tmp_path / "other.db", isolation_level=None)
+    with Fencepost(url) as fp, other, rival:
+
+        @fp.job("locked")
+        def locked(run: Run) -> None:
+            with run.transaction():
+                rival.execute("BEGIN EXCLUSIVE")
+                try:
+                    other.execute("CREATE TABLE effect (item)")
+                finally:
+                    rival.execute("ROLLBACK")
+
+        @fp.job("away")
+        def away(run: Run) -> None:
+            with run.transaction():
+                raise StoreUnavailable("another store is away")
+
+        @fp.job("wrong")
+        def wrong(run: Run) -> None:
+            with run.transaction() as tx:
+                tx.execute("so what")
+
+        for job in (locked, away, wrong):
+            outcome = fp.trigger(job, SLOT)
+            assert (outcome.status, outcome.reason) == ("failed", "error"), outcome
+    other.close()
+    rival.close()
+
+
+def test_what_a_body_says_on_purpose_counts(home: Home, url: str) -> None:
+    with Fencepost(url) as fp:
+
+        def cut(run: Run) -> None:
+            with run.transaction() as tx:
+                kill(home, tx.execute(session_of(home)).fetchone()[0])
+                tx.execute("SELECT 1")
+
+        @fp.job("gives-up")
+        def gives_up(run: Run) -> None:
+            try:
+                cut(run)
+            except Exception as error:
+                raise GiveUp("never again") from error
+
+        @fp.job("goes-on")
+        def goes_on(run: Run) -> str:
+            with suppress(Exception):
+                cut(run)
+            return "without it"
+
+        @fp.job("fails-later")
+        def fails_later(run: Run) -> str:
+            with suppress(Exception):
+                cut(run)
+            raise ValueError("for another reason")
+
+        @fp.job("at-most-once", on_loss="fail")
+        def at_most_once(run: Run) -> None:
+            cut(run)
+
+        assert fp.trigger(gives_up, SLOT).reason == "gave_up"
+        assert fp.trigger(goes_on, SLOT).result == "without it"
+        assert fp.trigger(fails_later, SLOT).status == "failed"
+        assert fp.trigger(at_most_once, SLOT).status == "failed"
+
+
+def test_a_transaction_that_is_quiet_for_too_long_is_the_jobs_own_doing(
+    home: Home, url: str
+) -> None:
+    """Else a body that thinks inside of its transaction would be tried for ever."""
+    if not isinstance(home, PostgresHome):
+        return  # the same rule; one server is enough to wait for
+    clocks = SettableClocks()
+    with Fencepost(url, clocks=clocks) as fp:
+
+        @fp.job("thinks", lease="30s")
+        def thinks(run: Run) -> None:
+            with run.transaction() as tx:
+                session = tx.execute(session_of(home)).fetchone()[0]
+                clocks.advance(29.0)
+                run.check()
+                kill(home, session)
+                clocks.advance(1.5)
+                tx.execute("SELECT 1")
+
+        outcome = fp.trigger("thinks", SLOT)
+    assert outcome.status in ("failed", "lost"), outcome
+
+
+def test_tries_are_not_used_up_by_faults(home: Home, url: str) -> None:
+    attempts: list[int] = []
+    with Fencepost(url) as fp:
+
+        @fp.job("work", retry=Retry(2, base="10ms"))
+        def work(run: Run) -> None:
+            attempts.append(run.attempt)
+            if len(attempts) != 2:
+                raise ValueError("the job's own")
+            with run.transaction() as tx:
+                kill(home, tx.execute(session_of(home)).fetchone()[0])
+
+        outcome = fp.trigger("work", SLOT)
+    assert attempts == [1, 2, 2]
+    assert (outcome.status, outcome.error) == ("failed", "ValueError: the job's own")
+
+
+def test_a_full_disk_is_not_charged_to_the_job(tmp_path: Path) -> None:
+    clocks, tries = SettableClocks(), itertools.count(1)
+    with Fencepost(f"sqlite:///{tmp_path}/ledger.db", clocks=clocks) as fp:
+
+        @fp.job("work", every="1m")
+        def work(run: Run) -> None:
+            with run.transaction() as tx:
+                tx.execute("CREATE TABLE IF NOT EXISTS effect (item)")
+                full = next(tries) == 1
+                pages = tx.execute("PRAGMA page_count").fetchone()[0]
+                tx.execute(f"PRAGMA max_page_count = {pages if full else 2**30}")
+                tx.execute("INSERT INTO effect VALUES (zeroblob(100000))")
+
+        fp.tick()
+        clocks.advance(60)
+        ((status, reason),) = ((one.status, one.reason) for one in fp.tick())
+        assert (status, reason) == ("skipped", "store_fault")
+        (run,) = fp.runs("work")
+        assert run.state is State.PENDING
+        assert "full" in str(run.error)
+        assert fp.tick() == [], "not before its pause is over"
+        clocks.advance(2)
+        assert [one.status for one in fp.tick()] == ["succeeded"]
+        (run,) = fp.runs("work")
+        assert (run.starts, run.losses, run.releases) == (2, 0, 1)
+
+
+def test_pauses_grow_to_a_ceiling_and_begin_anew_with_a_checkpoint() -> None:
+    run = RunRecord(RunKey("bills", 0), State.RUNNING, "bills", starts=1)
+
+    def pause(releases: int, *, advanced: bool = False) -> float:
+        given_back = run._replace(releases=releases)
+        return after_fault(given_back, "cut", advanced=advanced, dice=0.0).after
+
+    assert [pause(releases) for releases in range(4)] == [1.0, 2.0, 4.0, 8.0]
+    assert pause(10_000) == 17 * 60
+    assert pause(10_000, advanced=True) == 1.0
+    assert after_fault(run, "cut", advanced=False, dice=1.0).after == 1.25
+
+
+def test_errors_that_are_faults_are_those_of_alarms() -> None:
+    assert AlarmPolicy().faults == FAULTS == (OutcomeUnknown, StoreUnavailable)

@@ -1,0 +1,185 @@
+"""A schedule edit keeps every undecided slot that both schedules have, on every ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from every_ledger import LEDGERS, clients
+
+from fencepost.cli.verify import gathered
+from fencepost.ledger.api import NOTHING, Attempt
+from fencepost.ledger.planning import Ask, Asked, End, Instance
+from fencepost.model.claim import Want
+from fencepost.model.definition import Definition
+from fencepost.model.ending import Settled
+from fencepost.model.lease import Holder
+from fencepost.model.policy import Policy
+from fencepost.model.rules import CatchUp, Rules, text_of
+from fencepost.model.run import State
+from fencepost.model.schedule import Cron, Every, Schedule, spec_of
+from fencepost.testing.ledger_checker import prove
+from fencepost.world.flow import finish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fencepost.ledger.api import Ledger
+    from fencepost.ledger.planning import Begun
+
+NOW = 1_700_000_000  # when the clocks begin
+ALL, LATEST, NONE = Rules(CatchUp.ALL), Rules(), Rules(CatchUp.NONE)
+EDITS = {
+    "2s to 4s": (Every(2), Every(4)),
+    "4s to 2s": (Every(4), Every(2)),
+    "6s to 10s": (Every(6), Every(10)),
+    "a phase": (Every(4), Every(4, phase=1)),
+    "cron": (Cron("* * * * *", second=30), Cron("*/2 * * * *", second=30)),
+    "tz": (Cron("*/15 * * * *"), Cron("*/20 * * * *", tz="Asia/Kathmandu")),
+}
+
+
+class Owner:
+    """One instance, and which slots of its job it began."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self._asks = ledger, 0
+        self._instance = Instance("i", "here", 1, "1.0")
+        self.ran: list[int] = []
+
+    def declare(self, schedule: Schedule, rules: Rules) -> None:
+        definition = Definition("bills", spec_of(schedule), text_of(rules), "bills")
+        finish(self.ledger.planner.announce(self._instance, [definition]))
+
+    def work(self) -> None:
+        """Run what is due until nothing is."""
+        ended: Sequence[Begun] = ()
+        while True:
+            self._asks += 1
+            ends = [End(_attempt(one), Settled(State.SUCCEEDED), NOTHING) for one in ended]
+            ask = Ask(self._want, f"ask {self._asks:04x} ", 9, ends, stirs=frozenset({"bills"}))
+            ended = finish(self.ledger.planner.tick(ask)).begun
+            if not (ended or ends):
+                return
+            self.ran += [_attempt(one).key.slot for one in ended]
+
+    def passed(self) -> set[tuple[int, int, str]]:
+        spans = finish(self.ledger.planner.slots("bills", start=0, end=2**60)).spans
+        return {(one.span.first, one.span.last, one.span.reason) for one in spans}
+
+    def _want(self, asked: Asked) -> Want:
+        holder = Holder(asked.nonce, "here", 1)
+        return Want(
+            asked.key, holder, Policy(), "bills", asked.trigger, patient=asked.patient, epoch=1
+        )
+
+
+def _attempt(begun: Begun) -> Attempt:
+    run = begun.claimed.run
+    assert run is not None
+    return Attempt(run.key, run.token, run.holder.nonce, run.lease, str(run.holder), run)
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("rules", [ALL, LATEST, NONE], ids=lambda rules: rules.catchup.value)
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_keeps_what_both_schedules_have(
+    kind: str, rules: Rules, edit: str, tmp_path: Path
+) -> None:
+    old, new = EDITS[edit]
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(old, rules)
+        outage = 11 if isinstance(old, Every) else 3600 + 11
+        clocks.advance(outage)
+        edited_at = NOW + outage
+        owner.declare(new, rules)
+        both = [slot for slot in old.between(NOW + 1, edited_at + 1) if new.contains(slot)]
+        if rules is NONE:
+            both = [slot for slot in both if slot >= edited_at - 60]
+        owner.work()
+        assert owner.ran == (both if rules is ALL else both[-1:])
+        for slot in old.between(NOW + 1, edited_at + 1):
+            covered = [span for span in owner.passed() if span[0] <= slot <= span[1]]
+            assert (slot in owner.ran) != bool(covered), (slot, owner.passed())
+        kept, more = set(owner.ran), 60 if isinstance(old, Every) else 3600
+        clocks.advance(more)
+        owner.work()
+        later = [slot for slot in owner.ran if slot not in kept]
+        expected = list(new.between(edited_at + 1, edited_at + more + 1))
+        assert later == (expected if rules is ALL else expected[-1:] if rules is LATEST else later)
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_second_edit_keeps_what_all_three_schedules_have(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(25)
+        owner.declare(Every(2), ALL)
+        clocks.advance(10)
+        owner.declare(Every(3), ALL)
+        owner.work()
+        first = [slot for slot in range(NOW + 1, NOW + 26) if slot % 12 == 0]
+        second = [slot for slot in range(NOW + 26, NOW + 36) if slot % 6 == 0]
+        assert owner.ran == first + second
+        clocks.advance(9)
+        owner.work()
+        assert owner.ran[len(first + second) :] == [
+            slot for slot in range(NOW + 36, NOW + 45) if slot % 3 == 0
+        ]
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_an_edit_keeps_what_is_owed_behind_the_live_slots(kind: str, tmp_path: Path) -> None:
+    rules = Rules(CatchUp.ALL, live_first=True)
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(2), rules)
+        clocks.advance(21)
+        ask = Ask(owner._want, "only one ", 1)
+        (live,) = finish(ledger.planner.tick(ask)).begun
+        assert _attempt(live).key.slot == NOW + 20
+        finish(ledger.finish(_attempt(live), Settled(State.SUCCEEDED)))
+        owner.declare(Every(4), rules)
+        for _ in range(9):
+            clocks.advance(1)
+            owner.work()
+        owed = [slot for slot in range(NOW + 2, NOW + 20) if slot % 4 == 0]
+        assert [slot for slot in owner.ran if slot < NOW + 20] == owed
+        skipped = {slot for first, last, why in owner.passed() for slot in range(first, last + 1)}
+        assert skipped.isdisjoint(owed)
+        assert {slot for slot in range(NOW + 1, NOW + 20) if slot % 4 == 2} <= skipped
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_rename_takes_along_what_an_edit_has_left(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(11)
+        owner.declare(Every(2), ALL)
+        named = Definition("invoices", spec_of(Every(2)), text_of(ALL), "bills", aliases=("bills",))
+        finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
+        owner.work()
+        assert owner.ran == [slot for slot in range(NOW + 1, NOW + 12) if slot % 4 == 0]
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_once_it_is_caught_up_a_job_has_its_plain_schedule_again(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(11)
+        owner.declare(Every(2), ALL)
+        clocks.advance(3)
+        owner.work()
+        owner.declare(Every(2), ALL)
+        job = finish(ledger.planner.job("bills"))
+        assert job is not None
+        assert job.spec == spec_of(Every(2))
+        assert job.epoch == 2
