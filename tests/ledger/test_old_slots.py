@@ -1,0 +1,311 @@
+"""A slot that has ended never runs again because its history is forgotten just then.
+
+Retention deletes runs and raises a mark in one transaction. Triggers and backfills of those slots
+come before it, after it, and in the middle: each of them finds the slot done.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pymysql
+import pytest
+from ledgerlab import DONE, StillClocks, attempt_of, opened, run_through, wanted
+
+from fencepost.ledger.draft_desk import DraftDesk
+from fencepost.ledger.memory import MemoryLedger
+from fencepost.ledger.planning import Ask, Lane
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
+from fencepost.model.claim import Claimed, Verdict
+from fencepost.model.definition import Definition
+from fencepost.model.schedule import Every, spec_of
+from fencepost.model.slot import RunKey
+from fencepost.stores.memory import MemoryStore
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
+from joinlab import until
+from marialab import MariaClocks, MySQLClocks
+from pglab import ServerClocks, fresh_namespace, opened_postgres
+from servers import shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fencepost.ledger.api import Ledger
+    from fencepost.ledger.planning import Asked
+    from fencepost.model.claim import Want
+    from fencepost.testing.clock import SettableClocks
+
+# How many old slots are triggered while they are pruned.
+SLOTS = int(os.environ.get("FENCEPOST_OLD_SLOTS", "200"))
+FIRST = 1_700_000_000 // 60 * 60
+THREADS = 4
+
+
+class Place:
+    """A ledger with a history that is about to be forgotten, and the way to another door of it."""
+
+    def __init__(
+        self,
+        clocks: SettableClocks,
+        opener: Callable[[], Ledger],
+        raw: Callable[[], Any] | None = None,
+    ) -> None:
+        self.clocks, self._opener = clocks, opener
+        self.ledger = opener()
+        self.raw = raw
+        self._others: list[Ledger] = []
+        self.namespace = ""
+
+    def another(self) -> Ledger:
+        """Return the ledger as another process has it."""
+        self._others.append(self._opener())
+        return self._others[-1]
+
+    def history(self, count: int) -> list[int]:
+        """Have so many slots succeed, and others that keep their place among the newest.
+
+        Then let so much time pass that all of the former are old; return them.
+        """
+        finish(self.ledger.planner.announce(None, [Definition("old", spec_of(Every(60)))]))
+        slots = [FIRST + 60 * number for number in range(count)]
+        for slot in slots:
+            run_through(self.ledger, RunKey("old", slot), f"then {slot}")
+        for number in range(KEPT_RUNS):
+            run_through(self.ledger, RunKey("old", slots[-1] + 60 + 60 * number), f"kept {number}")
+        self.clocks.advance(KEPT_FOR + 86_400)
+        return slots
+
+    def close(self) -> None:
+        for ledger in (self.ledger, *self._others):
+            finish(ledger.close())
+        if isinstance(self.clocks, ServerClocks):
+            self.clocks.close()
+
+
+def _sqlite(path: Path) -> Place:
+    clocks = StillClocks()
+    return Place(clocks, lambda: opened(path / "ledger.db", clocks))
+
+
+def _memory(_: Path) -> Place:
+    clocks = StillClocks()
+    world = BlockingWorld(clocks=clocks)
+    ledger = MemoryLedger(world, MemoryStore(world))
+    return Place(clocks, lambda: ledger)
+
+
+def _postgres(_: Path) -> Place:
+    clocks = ServerClocks()
+    space = f"{fresh_namespace()}-{os.getpid()}-old"
+    place = Place(
+        clocks,
+        lambda: opened_postgres(clocks.url, namespace=space),
+        lambda: psycopg.connect(clocks.url.partition("?")[0]),
+    )
+    place.namespace = space
+    return place
+
+
+def _maria(clocks: MariaClocks) -> Place:
+    space = f"{fresh_namespace()}-{os.getpid()}-old"
+    server = shared(clocks.kind)
+
+    def raw() -> Any:
+        return pymysql.connect(unix_socket=str(server.socket), user="root", database="still")
+
+    place = Place(clocks, lambda: clocks.opened(space), raw)
+    place.namespace = space
+    return place
+
+
+PLACES: dict[str, Callable[[Path], Place]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "postgres": _postgres,
+    "mariadb": lambda _: _maria(MariaClocks()),
+    "mysql": lambda _: _maria(MySQLClocks()),
+}
+SERVERS = ("postgres", "mariadb", "mysql")
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = PLACES[request.param](tmp_path)
+    with closing(place):
+        yield place
+
+
+@pytest.fixture(params=SERVERS)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    place = PLACES[request.param](tmp_path)
+    with closing(place):
+        yield place
+
+
+@contextmanager
+def locked(place: Place, row: str) -> Iterator[Callable[[], None]]:
+    """Keep a prune from committing: somebody else has locked a row that it has to change.
+
+    Yields what lets it go on.
+    """
+    assert place.raw is not None
+    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
+        cursor.execute(f"SELECT 1 FROM {row} AND namespace = %s FOR UPDATE", (place.namespace,))
+        assert cursor.fetchall()
+        yield db.rollback
+        db.rollback()
+
+
+def waits(place: Place, statement: str) -> bool:
+    """Say whether a session waits for another one with such a statement."""
+    assert place.raw is not None
+    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
+        if isinstance(db, psycopg.Connection):
+            cursor.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                "AND position(%s IN query) > 0 AND pid <> pg_backend_pid()",
+                (statement,),
+            )
+        else:
+            cursor.execute(
+                "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' "
+                "AND INSTR(trx_query, %s) > 0",
+                (statement,),
+            )
+        return bool(cursor.fetchall())
+
+
+def trigger(ledger: Ledger, slot: int, nonce: str) -> Claimed:
+    """Claim a slot, under a lock of its own: so that no trigger has to wait for another."""
+    return finish(ledger.claim(wanted(RunKey("old", slot), nonce, lock=f"old {slot}")))
+
+
+def tick(ledger: Ledger, nonce: str, *, newest: int) -> list[RunKey]:
+    """Make up what is to be made up; return which runs of slots up to ``newest`` have run."""
+
+    def want(asked: Asked) -> Want:
+        return wanted(asked.key, asked.nonce)._replace(trigger=asked.trigger, patient=True)
+
+    ticked = finish(ledger.planner.tick(Ask(want, nonce, 10, sweep=True, only="old")))
+    runs = [finish(ledger.finish(attempt_of(begun.claimed), DONE)) for begun in ticked.begun]
+    return [run.key for run in runs if run.key.slot <= newest]
+
+
+def pruned(ledger: Ledger, *, most: int = 20) -> int:
+    """Prune until nothing is left to be forgotten; return how many runs were."""
+    gone = 0
+    while count := finish(ledger.planner.prune(most=most)):
+        gone += count
+    return gone
+
+
+# Triggers.
+
+
+def test_no_trigger_of_an_old_slot_runs_while_its_history_is_pruned(place: Place) -> None:
+    slots = place.history(SLOTS)
+    other, refused, began = place.another(), [], []
+
+    def some(part: int) -> None:
+        for number, slot in enumerate(slots[part::THREADS]):
+            claimed = trigger(other, slot, f"again {part} {number}")
+            (refused if claimed.verdict is Verdict.ENDED else began).append((slot, claimed))
+
+    with ThreadPoolExecutor(THREADS + 1) as pool:
+        pruning = pool.submit(pruned, place.ledger)
+        for future in [pool.submit(some, part) for part in range(THREADS)]:
+            future.result()
+        assert pruning.result() >= SLOTS
+    assert began == []
+    assert len(refused) == SLOTS
+    job = finish(place.ledger.planner.job("old"))
+    assert job is not None
+    assert job.pruned == slots[-1]
+
+
+def test_a_claim_that_waits_for_the_prune_of_its_slot_finds_it_done(served: Place) -> None:
+    slots = served.history(2)
+    other = served.another()
+    assert trigger(other, slots[-1] + 60, "ready").verdict is Verdict.ENDED  # all is prepared
+    with (
+        ThreadPoolExecutor(2) as pool,
+        locked(served, "fencepost_job WHERE job = 'old'") as let_go,
+    ):
+        pruning = pool.submit(pruned, served.ledger)
+        until(lambda: waits(served, "SET pruned"))
+        claiming = pool.submit(trigger, other, slots[0], "again")
+        until(lambda: waits(served, "nonce") or claiming.done())
+        let_go()
+        assert pruning.result() == 2
+        assert claiming.result().verdict is Verdict.ENDED
+    assert finish(other.find(RunKey("old", slots[0]))) is None
+
+
+# Backfills.
+
+
+@pytest.mark.parametrize("existing", ["skip", "failed"])
+def test_no_backfill_runs_an_old_slot_while_its_history_is_pruned(
+    place: Place, existing: str
+) -> None:
+    slots = place.history(SLOTS)
+    other, began, over = place.another(), [], threading.Event()
+
+    def make_up() -> int:
+        rounds = 0
+        while True:
+            last = over.is_set()
+            for start in slots[:: max(1, SLOTS // 10)]:
+                lane = Lane(0, "old", start, slots[-1] + 60, start, existing)
+                finish(other.planner.backfill(lane))
+            while finish(other.planner.lanes()):
+                rounds += 1
+                began.extend(tick(other, f"made up {rounds:06}", newest=slots[-1]))
+                place.clocks.advance(2.0)
+            if last:
+                return rounds
+
+    with ThreadPoolExecutor(2) as pool:
+        making_up = pool.submit(make_up)
+        gone = 0
+        while gone < SLOTS:
+            gone += finish(place.ledger.planner.prune(most=20))
+        over.set()
+        assert making_up.result() > 0
+    assert began == []
+
+
+@pytest.mark.parametrize("existing", ["skip", "failed"])
+def test_a_backfill_that_began_before_a_prune_committed_finds_its_slots_done(
+    served: Place, existing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = served.history(3)
+    other = served.another()
+    assert tick(other, "what is due", newest=slots[-1]) == []
+    with (
+        ThreadPoolExecutor(1) as pool,
+        locked(served, f"fencepost_run WHERE job = 'old' AND slot = {slots[-1]}") as let_go,
+    ):
+        pruning = pool.submit(pruned, served.ledger)
+        until(lambda: waits(served, "DELETE FROM"))
+        lane = Lane(0, "old", slots[0], slots[-1] + 60, slots[0], existing)
+        finish(other.planner.backfill(lane))
+        about, met = DraftDesk._about, []
+
+        def then_commits(desk: DraftDesk, jobs: Any) -> None:
+            """Have the prune commit once the tick has read the job, and before it reads its runs."""
+            about(desk, jobs)
+            if not met:
+                let_go()
+                met.append(pruning.result())
+
+        monkeypatch.setattr(DraftDesk, "_about", then_commits)
+        assert tick(other, "made up", newest=slots[-1]) == []
+        assert met == [4]  # the fourth gave its place to what was due
