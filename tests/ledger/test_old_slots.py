@@ -211,7 +211,9 @@ def pruned(ledger: Ledger, *, most: int = 20) -> int:
 
 def test_no_trigger_of_an_old_slot_runs_while_its_history_is_pruned(place: Place) -> None:
     slots = place.history(SLOTS)
-    other, refused, began = place.another(), [], []
+    other = place.another()
+    refused: list[tuple[int, Claimed]] = []
+    began: list[tuple[int, Claimed]] = []
 
     def some(part: int) -> None:
         for number, slot in enumerate(slots[part::THREADS]):
@@ -297,10 +299,11 @@ def test_a_backfill_that_began_before_a_prune_committed_finds_its_slots_done(
         until(lambda: waits(served, "DELETE FROM"))
         lane = Lane(0, "old", slots[0], slots[-1] + 60, slots[0], existing)
         finish(other.planner.backfill(lane))
-        about, met = DraftDesk._about, []
+        about = DraftDesk._about
+        met: list[int] = []
 
         def then_commits(desk: DraftDesk, jobs: Any) -> None:
-            """Have the prune commit once the tick has read the job, and before it reads its runs."""
+            """Have the prune commit after the tick has read the job, before it reads runs."""
             about(desk, jobs)
             if not met:
                 let_go()
