@@ -110,8 +110,8 @@ def values_for(statement: Statement) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(re.findall(r"%\(\[?#?(\w+)\]?\)s", " ".join(texts)), 1)
     names = ("job", "lock", "lease", "nonce", "key", "scope", "item", "place", "shelf", "state")
     row.update(dict.fromkeys(names, "job1"), namespace="default", only=None)
-    lists = ("jobs", "locks", "names", "places", "items", "pruned_jobs", "states", "errors")
-    lists += ("shelves", "scopes", "of_jobs", "span_jobs")
+    lists = [*("jobs", "locks", "names", "places", "items", "pruned_jobs", "states", "errors")]
+    lists += ["shelves", "scopes", "of_jobs", "span_jobs"]
     texts_of = {name: ["job1", "job2"] for name in lists}
     numbers = {name: [10, 20] for name in ("marks", "values", "pruned_slots", "firsts")}
     numbers |= {name: [10, 20] for name in ("of_slots", "of_manuals")}

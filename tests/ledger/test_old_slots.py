@@ -13,125 +13,26 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pymysql
 import pytest
-from ledgerlab import DONE, StillClocks, attempt_of, opened, run_through, wanted
+from ledgerlab import wanted
+from oldlab import PLACES, Place, pruned, tick
 
 from fencepost.ledger.draft_desk import DraftDesk
-from fencepost.ledger.memory import MemoryLedger
-from fencepost.ledger.planning import Ask, Lane
-from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
+from fencepost.ledger.planning import Lane
 from fencepost.model.claim import Claimed, Verdict
-from fencepost.model.definition import Definition
-from fencepost.model.schedule import Every, spec_of
 from fencepost.model.slot import RunKey
-from fencepost.stores.memory import MemoryStore
-from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 from joinlab import until
-from marialab import MariaClocks, MySQLClocks
-from pglab import ServerClocks, fresh_namespace, opened_postgres
-from servers import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost.ledger.api import Ledger
-    from fencepost.ledger.planning import Asked
-    from fencepost.model.claim import Want
-    from fencepost.testing.clock import SettableClocks
 
 # How many old slots are triggered while they are pruned.
 SLOTS = int(os.environ.get("FENCEPOST_OLD_SLOTS", "200"))
-FIRST = 1_700_000_000 // 60 * 60
 THREADS = 4
-
-
-class Place:
-    """A ledger with a history that is about to be forgotten, and the way to another door of it."""
-
-    def __init__(
-        self,
-        clocks: SettableClocks,
-        opener: Callable[[], Ledger],
-        raw: Callable[[], Any] | None = None,
-    ) -> None:
-        self.clocks, self._opener = clocks, opener
-        self.ledger = opener()
-        self.raw = raw
-        self._others: list[Ledger] = []
-        self.namespace = ""
-
-    def another(self) -> Ledger:
-        """Return the ledger as another process has it."""
-        self._others.append(self._opener())
-        return self._others[-1]
-
-    def history(self, count: int) -> list[int]:
-        """Have so many slots succeed, and others that keep their place among the newest.
-
-        Then let so much time pass that all of the former are old; return them.
-        """
-        finish(self.ledger.planner.announce(None, [Definition("old", spec_of(Every(60)))]))
-        slots = [FIRST + 60 * number for number in range(count)]
-        for slot in slots:
-            run_through(self.ledger, RunKey("old", slot), f"then {slot}")
-        for number in range(KEPT_RUNS):
-            run_through(self.ledger, RunKey("old", slots[-1] + 60 + 60 * number), f"kept {number}")
-        self.clocks.advance(KEPT_FOR + 86_400)
-        return slots
-
-    def close(self) -> None:
-        for ledger in (self.ledger, *self._others):
-            finish(ledger.close())
-        if isinstance(self.clocks, ServerClocks):
-            self.clocks.close()
-
-
-def _sqlite(path: Path) -> Place:
-    clocks = StillClocks()
-    return Place(clocks, lambda: opened(path / "ledger.db", clocks))
-
-
-def _memory(_: Path) -> Place:
-    clocks = StillClocks()
-    world = BlockingWorld(clocks=clocks)
-    ledger = MemoryLedger(world, MemoryStore(world))
-    return Place(clocks, lambda: ledger)
-
-
-def _postgres(_: Path) -> Place:
-    clocks = ServerClocks()
-    space = f"{fresh_namespace()}-{os.getpid()}-old"
-    place = Place(
-        clocks,
-        lambda: opened_postgres(clocks.url, namespace=space),
-        lambda: psycopg.connect(clocks.url.partition("?")[0]),
-    )
-    place.namespace = space
-    return place
-
-
-def _maria(clocks: MariaClocks) -> Place:
-    space = f"{fresh_namespace()}-{os.getpid()}-old"
-    server = shared(clocks.kind)
-
-    def raw() -> Any:
-        return pymysql.connect(unix_socket=str(server.socket), user="root", database="still")
-
-    place = Place(clocks, lambda: clocks.opened(space), raw)
-    place.namespace = space
-    return place
-
-
-PLACES: dict[str, Callable[[Path], Place]] = {
-    "memory": _memory,
-    "sqlite": _sqlite,
-    "postgres": _postgres,
-    "mariadb": lambda _: _maria(MariaClocks()),
-    "mysql": lambda _: _maria(MySQLClocks()),
-}
 SERVERS = ("postgres", "mariadb", "mysql")
 
 
@@ -185,25 +86,6 @@ def waits(place: Place, statement: str) -> bool:
 def trigger(ledger: Ledger, slot: int, nonce: str) -> Claimed:
     """Claim a slot, under a lock of its own: so that no trigger has to wait for another."""
     return finish(ledger.claim(wanted(RunKey("old", slot), nonce, lock=f"old {slot}")))
-
-
-def tick(ledger: Ledger, nonce: str, *, newest: int) -> list[RunKey]:
-    """Make up what is to be made up; return which runs of slots up to ``newest`` have run."""
-
-    def want(asked: Asked) -> Want:
-        return wanted(asked.key, asked.nonce)._replace(trigger=asked.trigger, patient=True)
-
-    ticked = finish(ledger.planner.tick(Ask(want, nonce, 10, sweep=True, only="old")))
-    runs = [finish(ledger.finish(attempt_of(begun.claimed), DONE)) for begun in ticked.begun]
-    return [run.key for run in runs if run.key.slot <= newest]
-
-
-def pruned(ledger: Ledger, *, most: int = 20) -> int:
-    """Prune until nothing is left to be forgotten; return how many runs were."""
-    gone = 0
-    while count := finish(ledger.planner.prune(most=most)):
-        gone += count
-    return gone
 
 
 # Triggers.
@@ -293,10 +175,10 @@ def test_a_backfill_that_began_before_a_prune_committed_finds_its_slots_done(
     assert tick(other, "what is due", newest=slots[-1]) == []
     with (
         ThreadPoolExecutor(1) as pool,
-        locked(served, f"fencepost_run WHERE job = 'old' AND slot = {slots[-1]}") as let_go,
+        locked(served, "fencepost_job WHERE job = 'old'") as let_go,
     ):
         pruning = pool.submit(pruned, served.ledger)
-        until(lambda: waits(served, "DELETE FROM"))
+        until(lambda: waits(served, "SET pruned"))
         lane = Lane(0, "old", slots[0], slots[-1] + 60, slots[0], existing)
         finish(other.planner.backfill(lane))
         about = DraftDesk._about

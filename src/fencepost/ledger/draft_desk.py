@@ -343,7 +343,19 @@ class DraftDesk(LaneShelf):
         self._have([want])
         if want.lock in self._busy or self._in_doubt(want):
             return Claimed(Verdict.NO_ROOM, self.run(want.key))
+        if self._repeats_forgotten(want):
+            return Claimed(Verdict.ENDED, None)
         return books.claim(self._draft, want)
+
+    def _repeats_forgotten(self, want: Want) -> bool:
+        """Say whether the run that is to be repeated was pruned since it was read.
+
+        Its items are gone then. If it is still there it stays, until its repeat is on record.
+        """
+        before = want.key._replace(rerun=want.key.rerun - 1)
+        if not want.key.rerun or self.run(before) is None:
+            return False
+        return not self._draft.ask([self._draft.runs_by([before], alone=True)])[0]
 
     def _in_doubt(self, want: Want) -> bool:
         """Say whether it will be known only in a moment who has the lock: they may be dead."""

@@ -1,6 +1,7 @@
 """Old runs are forgotten a few jobs at a time, and so much of each in one transaction.
 
-What is old is found without a lock: a run that has ended never changes again.
+What is old is found without a lock, and once more when it is locked: a run that has ended never
+changes again, but somebody may have begun to repeat it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from fencepost.ledger.draft import Draft
     from fencepost.ledger.draft_dialect import Step
     from fencepost.ledger.draft_ledger import DraftLedger
     from fencepost.ledger.retention import Slot
@@ -37,7 +39,7 @@ class DraftRetention:
     def prune(self, most: int) -> int:
         """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
         if self._over > 0:
-            self._commit([(self._sql.FORGET_ITEMS, {**self._left, "most": most})])
+            self._ledger.changed(self._sql.FORGET_ITEMS, {**self._left, "most": most})
             self._over -= most
             return most
         page = {**self._space, "after": self._after, "most": _JOBS_PRUNED}
@@ -50,15 +52,27 @@ class DraftRetention:
         old = [RunKey(*row) for row in found]
         spans = self._ledger.read(self._sql.FIND_OLD_SPANS, {**wanted, "most": most})
         chosen, self._over = at_once(old, items=self._items_of(old), most=most)
-        self._commit([*self._runs_gone(chosen, most), *self._spans_gone(spans)])
+        if chosen or spans:
+            self._forget(chosen, spans, wanted, most)
         if self._over or len(chosen) < len(old) or len(spans) == most:
             return max(most, len(chosen))
         self._after = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
         return len(chosen)
 
-    def _commit(self, steps: list[Step]) -> None:
-        if steps:
-            self._ledger.drafted(lambda draft: draft.commit(*steps))
+    def _forget(
+        self, chosen: Sequence[RunKey], spans: Sequence[tuple[Any, ...]], wanted: Values, most: int
+    ) -> None:
+        def inside(draft: Draft) -> None:
+            keys: list[RunKey] = []
+            if chosen:
+                still = (self._sql.FIND_FORGOTTEN, {**wanted, "most": most + 1})
+                _, rows = draft.ask([draft.runs_by(chosen, alone=True), still])
+                here = {RunKey(*row) for row in rows}
+                keys = [key for key in chosen if key in here]
+            steps = [*self._runs_gone(keys, most), *self._spans_gone(spans)]
+            draft.commit(*steps)
+
+        self._ledger.drafted(inside)
 
     def _items_of(self, old: Sequence[RunKey]) -> Callable[[Slot], int]:
         """Return how many items the slots of some runs have."""
@@ -74,6 +88,7 @@ class DraftRetention:
     def _runs_gone(self, keys: Sequence[RunKey], most: int) -> list[Step]:
         """Return what deletes runs, has their jobs remember it, and deletes their items."""
         if not keys:
+            self._over = 0
             return []
         values = {**self._space, **self._ledger.dialect.runs.keys_of(keys)}
         steps = [(each, values) for each in (*self._sql.FORGET, self._sql.PRUNED)]

@@ -65,10 +65,10 @@ def longer(state: State) -> int:
 def at_once(
     old: Sequence[RunKey], *, items: Callable[[Slot], int], most: int
 ) -> tuple[list[RunKey], int]:
-    """Return which of some old runs to forget in one transaction, and how many rows that leaves.
+    """Return which of some old runs to forget in one transaction, and how many items that leaves.
 
     So many runs and items as ``most``, and no slot in parts. A slot that has more of them by itself
-    goes alone; what is over is the number of its items that are to be deleted later.
+    goes alone, and so many of its items: the others are to be deleted later.
     """
     slots: dict[Slot, list[RunKey]] = {}
     for key in old:
@@ -76,12 +76,13 @@ def at_once(
     chosen: list[RunKey] = []
     cost = 0
     for slot, keys in slots.items():
-        cost += len(keys) + items(slot)
+        own = items(slot)
+        cost += len(keys) + own
         if chosen and cost > most:
             break
         chosen += keys
         if cost > most:
-            return chosen, cost - most
+            return chosen, max(0, own - most)
     return chosen, 0
 
 

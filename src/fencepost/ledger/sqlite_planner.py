@@ -264,7 +264,9 @@ class SqlitePlanner:
         chosen, over = at_once(old.runs, items=lambda slot: old.items.get(slot, 0), most=most)
 
         def work(desk: SqliteDesk, db: Connection) -> bool:
-            return not desk.off and self._forget(db, chosen, old.spans, most)
+            still = set(self._find_old(db, start, most).runs)  # nobody repeats one of them by now
+            runs = [key for key in chosen if key in still]
+            return not desk.off and self._forget(db, runs, old.spans, most)
 
         if (chosen or old.spans) and not self._office(work, False):  # noqa: FBT003 -- as above
             return 0
