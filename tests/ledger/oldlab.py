@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -23,7 +24,7 @@ from pglab import ServerClocks, fresh_namespace, opened_postgres
 from servers import shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost.ledger.api import Ledger
@@ -142,3 +143,36 @@ def pruned(ledger: Ledger, *, most: int = 20) -> int:
     while count := finish(ledger.planner.prune(most=most)):
         gone += count
     return gone
+
+
+@contextmanager
+def locked(place: Place, row: str) -> Iterator[Callable[[], None]]:
+    """Keep a prune from committing: somebody else has locked a row that it has to change.
+
+    Yields what lets it go on.
+    """
+    assert place.raw is not None
+    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
+        cursor.execute(f"SELECT 1 FROM {row} AND namespace = %s FOR UPDATE", (place.namespace,))
+        assert cursor.fetchall()
+        yield db.rollback
+        db.rollback()
+
+
+def waits(place: Place, statement: str) -> bool:
+    """Say whether a session waits for another one with such a statement."""
+    assert place.raw is not None
+    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
+        if isinstance(db, psycopg.Connection):
+            cursor.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                "AND position(%s IN query) > 0 AND pid <> pg_backend_pid()",
+                (statement,),
+            )
+        else:
+            cursor.execute(
+                "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' "
+                "AND INSTR(trx_query, %s) > 0",
+                (statement,),
+            )
+        return bool(cursor.fetchall())

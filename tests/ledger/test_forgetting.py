@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ledgerlab import DONE, StillClocks, attempt_of, claimed, opened, run_through, wanted
-from oldlab import FIRST, PLACES, Place, pruned, tick
+from oldlab import FIRST, PLACES, Place, locked, pruned, tick, waits
 
 from fencepost.cli.verify import gathered
+from fencepost.ledger.draft_desk import DraftDesk
+from fencepost.ledger.draft_retention import DraftRetention
 from fencepost.ledger.planning import Ask, Lane
 from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, at_once, forgotten
+from fencepost.ledger.sqlite_planner import SqlitePlanner
 from fencepost.model.claim import Verdict
 from fencepost.model.ending import Settled
 from fencepost.model.item import Found, ItemState
@@ -19,6 +24,7 @@ from fencepost.model.run import RunRecord, State
 from fencepost.model.slot import RunKey
 from fencepost.testing.ledger_checker import prove
 from fencepost.world.flow import finish
+from joinlab import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,6 +168,82 @@ def test_what_an_operator_wants_repeated_is_even_if_it_was_forgotten(place: Plac
     assert finish(place.ledger.claim(wanted(RunKey("old", slot), "again"))).verdict is Verdict.ENDED
 
 
+# Races with a repeat.
+
+
+def failed_long_ago(place: Place) -> RunKey:
+    """Have a slot with an item fail, and become so old that it may be forgotten."""
+    place.announce()
+    key = RunKey("old", FIRST)
+    attempt = claimed(place.ledger, key, "first")
+    have(place.ledger, attempt, str(key), "mail")
+    finish(place.ledger.finish(attempt, FAILED))
+    place.age(after=FIRST, times=2)
+    tick(place.ledger, "what is due", newest=0)
+    return key
+
+
+def repeated(ledger: Ledger) -> list[RunKey]:
+    """Have the slot that failed repeated; leave what began running."""
+    finish(ledger.planner.backfill(Lane(0, "old", FIRST, FIRST + 60, FIRST, "failed")))
+
+    def want(asked: Asked) -> Want:
+        return wanted(asked.key, asked.nonce)._replace(trigger=asked.trigger, patient=True)
+
+    ticked = finish(ledger.planner.tick(Ask(want, "repeat", 10, only="old")))
+    return [begun.claimed.run.key for begun in ticked.begun if begun.claimed.run is not None]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "mariadb", "mysql"])
+def test_a_slot_that_is_repeated_since_it_was_found_to_be_old_is_not_forgotten(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole: Any = SqlitePlanner if kind == "sqlite" else DraftRetention
+    name = "_find_old" if kind == "sqlite" else "_items_of"
+    found, began = getattr(whole, name), []
+
+    def then_repeated(*what: Any) -> Any:
+        """Have a repeat begin after it was found what is old, and before that is deleted."""
+        answer = found(*what)
+        monkeypatch.setattr(whole, name, found)
+        began.extend(repeated(other))
+        return answer
+
+    with closing(PLACES[kind](tmp_path)) as place:
+        key, other = failed_long_ago(place), place.another()
+        monkeypatch.setattr(whole, name, then_repeated)
+        finish(place.ledger.planner.prune(most=2))
+        again = key._replace(rerun=1)
+        assert began == [again]
+        assert all(finish(other.find(run)) is not None for run in (key, again))
+        assert items(other, str(key)) == [("mail", ItemState.DONE)]
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_a_run_that_is_pruned_since_it_was_read_is_not_repeated(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = DraftDesk.newest_rerun
+    with closing(PLACES[kind](tmp_path)) as place, ThreadPoolExecutor(1) as pool:
+        key, other = failed_long_ago(place), place.another()
+        with locked(place, "fencepost_job WHERE job = 'old'") as let_go:
+            pruning = pool.submit(finish, place.ledger.planner.prune(most=1))
+            until(lambda: waits(place, "SET pruned"))
+
+            def then_pruned(desk: DraftDesk, what: RunKey) -> RunRecord | None:
+                """Have the prune commit after the tick has read the run, before it repeats it."""
+                run = newest(desk, what)
+                assert run is not None
+                let_go()
+                pruning.result()
+                return run
+
+            monkeypatch.setattr(DraftDesk, "newest_rerun", then_pruned)
+            assert repeated(other) == []
+        assert finish(other.find(key)) is None
+        assert items(other, str(key)) == []
+
+
 # What is being made up.
 
 
@@ -237,6 +319,35 @@ def _holder(nonce: str) -> Any:
 
 
 # The rule itself.
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_ledger_forgets_just_what_the_rule_says(place: Place, seed: int) -> None:
+    """Runs that ended in one way or another, were repeated, or are runs of their own."""
+    place.announce()
+    dice, ledger = random.Random(seed), place.ledger
+    ends = [DONE, DONE, FAILED, Settled(State.TIMED_OUT, "timeout"), Settled(State.CANCELLED, "no")]
+    for number in range(2 * KEPT_RUNS + 60):
+        slot = int(place.clocks.wall()) // 60 * 60
+        for rerun in range(dice.choice((1, 1, 1, 2, 3))):
+            key = RunKey("old", slot, dice.choice((0, 0, 0, 1)), rerun)
+            run = claimed(ledger, key, f"{number} {rerun}")
+            finish(ledger.finish(run, dice.choice(ends)))
+            if dice.random() < 0.1:
+                place.clocks.advance(KEPT_FOR / 10)
+        place.clocks.advance(60 + dice.random() * KEPT_FOR / 50)
+    for _ in range(3):
+        while True:
+            runs = finish(ledger.runs("old", limit=10_000))
+            gone = {run.key for run in forgotten(runs, now=place.clocks.wall())}
+            finish(ledger.planner.prune(most=dice.choice((1, 7, 500))))
+            left = {run.key for run in finish(ledger.runs("old", limit=10_000))}
+            assert {run.key for run in runs} - gone <= left
+            if not gone:
+                break
+            assert len(left) < len(runs)
+        assert left == {run.key for run in runs}
+        place.clocks.advance(KEPT_FOR / 2)
 
 
 def old_run(rerun: int, state: State, *, ended: float = 0.0, manual: int = 0) -> RunRecord:

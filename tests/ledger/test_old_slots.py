@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 from ledgerlab import wanted
-from oldlab import PLACES, Place, pruned, tick
+from oldlab import PLACES, Place, locked, pruned, tick, waits
 
 from fencepost.ledger.draft_desk import DraftDesk
 from fencepost.ledger.planning import Lane
@@ -25,7 +24,7 @@ from fencepost.world.flow import finish
 from joinlab import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from fencepost.ledger.api import Ledger
@@ -48,39 +47,6 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     place = PLACES[request.param](tmp_path)
     with closing(place):
         yield place
-
-
-@contextmanager
-def locked(place: Place, row: str) -> Iterator[Callable[[], None]]:
-    """Keep a prune from committing: somebody else has locked a row that it has to change.
-
-    Yields what lets it go on.
-    """
-    assert place.raw is not None
-    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
-        cursor.execute(f"SELECT 1 FROM {row} AND namespace = %s FOR UPDATE", (place.namespace,))
-        assert cursor.fetchall()
-        yield db.rollback
-        db.rollback()
-
-
-def waits(place: Place, statement: str) -> bool:
-    """Say whether a session waits for another one with such a statement."""
-    assert place.raw is not None
-    with closing(place.raw()) as db, closing(db.cursor()) as cursor:
-        if isinstance(db, psycopg.Connection):
-            cursor.execute(
-                "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
-                "AND position(%s IN query) > 0 AND pid <> pg_backend_pid()",
-                (statement,),
-            )
-        else:
-            cursor.execute(
-                "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' "
-                "AND INSTR(trx_query, %s) > 0",
-                (statement,),
-            )
-        return bool(cursor.fetchall())
 
 
 def trigger(ledger: Ledger, slot: int, nonce: str) -> Claimed:
