@@ -15,7 +15,7 @@ from fencepost.world.postgres import Statement as PostgresStatement
 if TYPE_CHECKING:
     from types import ModuleType
 
-KINDS = ("runs", "leases", "plans")
+KINDS = ("runs", "leases", "plans", "retention")
 # Those of alarms have dialects of their own.
 SHARED = [
     path

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 import pytest
 
-from fencepost.ledger import mariadb_leases, mariadb_planner_rows, mariadb_rows
+from fencepost.ledger import (
+    mariadb_leases,
+    mariadb_planner_rows,
+    mariadb_retention_rows,
+    mariadb_rows,
+)
 from fencepost.world.flow import finish
 from fencepost.world.mariadb_batch import Statement, rendered
 from marialab import QUICK, numbers, opened_mariadb
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-MODULES = (mariadb_leases, mariadb_planner_rows, mariadb_rows)
+MODULES = (mariadb_leases, mariadb_planner_rows, mariadb_retention_rows, mariadb_rows)
 # What only an operator asks for, of everything there is.
 ALL = {"FIND_ALL_EVENTS", "FIND_JOBS", "FIND_COUNTS"}
 GROWN = {"run", "known", "lease", "event", "fencepost_run", "fencepost_job", "fencepost_lease"}
@@ -105,9 +110,11 @@ def values_for(statement: Statement) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(re.findall(r"%\(\[?#?(\w+)\]?\)s", " ".join(texts)), 1)
     names = ("job", "lock", "lease", "nonce", "key", "scope", "item", "place", "shelf", "state")
     row.update(dict.fromkeys(names, "job1"), namespace="default", only=None)
-    lists = ("jobs", "locks", "names", "places", "items", "pruned_jobs", "states", "errors")
+    lists = [*("jobs", "locks", "names", "places", "items", "pruned_jobs", "states", "errors")]
+    lists += ["shelves", "scopes", "of_jobs", "span_jobs"]
     texts_of = {name: ["job1", "job2"] for name in lists}
-    numbers = {name: [10, 20] for name in ("marks", "values", "pruned_slots")}
+    numbers = {name: [10, 20] for name in ("marks", "values", "pruned_slots", "firsts")}
+    numbers |= {name: [10, 20] for name in ("of_slots", "of_manuals")}
     keys = [("job1", 1, 0, 0), ("job2", 2, 0, 0)]
     return {**row, **texts_of, **numbers, "keys": keys, "rows": [row]}
 

@@ -14,6 +14,7 @@ from fencepost.ledger import (
     postgres_leases,
     postgres_life,
     postgres_planner_rows,
+    postgres_retention_rows,
     postgres_rows,
     postgres_usual,
 )
@@ -32,6 +33,7 @@ MODULES = (
     postgres_leases,
     postgres_life,
     postgres_planner_rows,
+    postgres_retention_rows,
     postgres_rows,
     postgres_usual,
 )

@@ -699,3 +699,24 @@ def test_a_checkpoint_outlives_the_attempt_that_saved_it() -> None:
     )
     assert run.checkpoint == "7"
     assert run.attempt == 1
+
+
+# Slots that nobody remembers.
+
+
+@pytest.mark.parametrize("trigger", ["trigger", "schedule", "catchup", "backfill", "owed"])
+def test_the_first_run_of_a_slot_whose_history_is_gone_is_never_begun(trigger: str) -> None:
+    facts = Facts(None, [], {LOCK: Standing(LOCK)}, pruned=True)
+    asked = want()._replace(trigger=trigger)
+    assert decide(asked, facts, now=NOW) == Decision(Verdict.ENDED)
+    known = facts._replace(pruned=False)
+    assert decide(asked, known, now=NOW).verdict is Verdict.GO
+
+
+def test_a_repeat_and_a_run_of_its_own_may_begin_however_old_their_slot_is() -> None:
+    facts = Facts(None, [], {LOCK: Standing(LOCK)}, pruned=True)
+    again = want()._replace(key=key()._replace(rerun=1))
+    assert decide(again._replace(trigger="backfill"), facts, now=NOW).verdict is Verdict.GO
+    assert decide(again, facts, now=NOW) == Decision(Verdict.ENDED)  # which no backfill asked for
+    own = want()._replace(key=key()._replace(manual=1))
+    assert decide(own, facts, now=NOW).verdict is Verdict.GO

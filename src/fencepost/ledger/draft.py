@@ -200,6 +200,10 @@ class Draft:
         mark = self._whole_from.get(key.job)
         if mark is not None and key.slot > mark and not key.manual:
             return True
+        return self.has_between(key)
+
+    def has_between(self, key: RunKey) -> bool:
+        """Say whether all runs of a slot are here because those around it were read."""
         several = self._whole_slots.get(key.job)
         return several is not None and any(first <= key.slot <= last for first, last in several)
 

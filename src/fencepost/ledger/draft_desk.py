@@ -318,27 +318,30 @@ class DraftDesk(LaneShelf):
         return dict.fromkeys(jobs, 0.0) | {row[0]: row[1] for row in began}
 
     def newest_rerun(self, key: RunKey) -> RunRecord | None:
-        """Return the newest run of a slot."""
-        if not self._draft.has_slot(key):
+        """Return the newest run of a slot; its job was read after it."""
+        if not self._draft.has_between(key):
             self._read_around(key)
         same = [run for run in self._draft.of_job(key.job) if run.key[:3] == key[:3]]
         return max(same, key=lambda run: run.key, default=None)
 
     def _read_around(self, key: RunKey) -> None:
-        """Read the runs of a job from a slot on, and up to it: the next ones will be asked for."""
+        """Read the runs of a job from a slot on, and up to it: the next ones will be asked for.
+
+        And the job after them: if a prune has deleted one of them before, its mark tells.
+        """
         values = {"namespace": self._namespace, "job": key.job, "slot": key.slot}
         wide = {**values, "most": _AROUND}
         newest = {**values, "manual": key.manual}
-        later, earlier, same = (
-            self._draft.took_runs(rows)
-            for rows in self._draft.ask(
-                [
-                    (self._sql.FIND_FROM, wide),
-                    (self._sql.FIND_UP_TO, wide),
-                    (self._sql.FIND_RERUN, newest),
-                ]
-            )
+        *found, job = self._draft.ask(
+            [
+                (self._sql.FIND_FROM, wide),
+                (self._sql.FIND_UP_TO, wide),
+                (self._sql.FIND_RERUN, newest),
+                self._draft.jobs_by([key.job]),
+            ]
         )
+        later, earlier, same = map(self._draft.took_runs, found)
+        self._draft.took_jobs(job, names=[key.job])
         last = later[-1].key.slot - 1 if len(later) == _AROUND else float("inf")
         first = earlier[-1].key.slot + 1 if len(earlier) == _AROUND else _LONG_AGO
         if first <= key.slot <= last:
@@ -352,7 +355,19 @@ class DraftDesk(LaneShelf):
         self._have([want])
         if want.lock in self._busy or self._in_doubt(want):
             return Claimed(Verdict.NO_ROOM, self.run(want.key))
+        if self._repeats_forgotten(want):
+            return Claimed(Verdict.ENDED, None)
         return books.claim(self._draft, want)
+
+    def _repeats_forgotten(self, want: Want) -> bool:
+        """Say whether the run that is to be repeated was pruned since it was read.
+
+        Its items are gone then. If it is still there it stays, until its repeat is on record.
+        """
+        before = want.key._replace(rerun=want.key.rerun - 1)
+        if not want.key.rerun or self.run(before) is None:
+            return False
+        return not self._draft.ask([self._draft.runs_by([before], alone=True)])[0]
 
     def _in_doubt(self, want: Want) -> bool:
         """Say whether it will be known only in a moment who has the lock: they may be dead."""

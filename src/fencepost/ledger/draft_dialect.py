@@ -1,6 +1,6 @@
 """What the ledgers of SQL servers do not share: how a server is asked, and in which words.
 
-A dialect is three files of statements. Those of one kind have equal names in every dialect, take
+A dialect is four files of statements. Those of one kind have equal names in every dialect, take
 the same values by name, and answer with the same columns: ``tests/ledger/test_dialects.py``.
 """
 
@@ -31,6 +31,7 @@ class Dialect(NamedTuple):
     runs: ModuleType
     leases: ModuleType
     plans: ModuleType
+    retention: ModuleType
     # The longest name of a job in bytes: an entry of an index has its bounds.
     longest: int
     # How rows are given to a statement.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from fencepost.ledger import registering
 from fencepost.ledger.draft_desk import DraftDesk
+from fencepost.ledger.draft_retention import DraftRetention
 from fencepost.ledger.draft_roll import DraftOffice
 from fencepost.ledger.draft_rousing import rouse
 from fencepost.ledger.draft_values import event_of, instance_of, job_of, lane_of, run_of, span_of
 from fencepost.ledger.planning import DUE, PAGE, Begun, Note, Slots, Ticked
-from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
 from fencepost.ledger.ticking import tick
-from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# How many jobs one prune looks at: it goes on from there the next time.
-_JOBS_PRUNED = 200
 # How many more jobs than there is room for are read at once: not all that are due are to run.
 _BESIDE = 25
 # Of how many jobs is kept in mind what their runs need.
@@ -47,7 +44,7 @@ class DraftPlanner:
         self._world, self._ledger, self._namespace = world, ledger, ledger.namespace
         self._sql = ledger.dialect.plans
         self._needs: Needs = {}
-        self._pruned_to = ""  # the last job that was looked at for what is old
+        self._retention = DraftRetention(ledger)
 
     async def announce(
         self, instance: Instance | None, definitions: Sequence[Definition]
@@ -121,7 +118,7 @@ class DraftPlanner:
 
     async def prune(self, *, most: int) -> int:
         """Forget old runs."""
-        return await self._world.call(self._prune, most)
+        return await self._world.call(self._retention.prune, most)
 
     async def job(self, name: str) -> JobRecord | None:
         """Return a job."""
@@ -201,23 +198,3 @@ class DraftPlanner:
         for begun in ticked.begun[-1:]:  # all of one commit, so one of them will do
             self._ledger.testify(begun.claimed.run)
         return ticked
-
-    # What is old.
-
-    def _prune(self, most: int) -> int:
-        """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
-        space, start = {"namespace": self._namespace}, self._pruned_to
-        page = {**space, "after": start, "most": _JOBS_PRUNED}
-        jobs = [row[0] for row in self._ledger.read(self._sql.FIND_JOBS_THAT_RAN, page)]
-        wanted = {**space, "jobs": jobs, "kept": KEPT_RUNS, "age": KEPT_FOR, "most": most}
-        rows = self._ledger.read(self._sql.FIND_FORGOTTEN, wanted) if jobs else []
-        if rows:
-            values = {**space, **self._ledger.dialect.runs.keys_of(RunKey(*row) for row in rows)}
-            self._ledger.drafted(
-                lambda draft: draft.commit(
-                    *((each, values) for each in (*self._sql.FORGET, self._sql.PRUNED))
-                )
-            )
-        if len(rows) < most:
-            self._pruned_to = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
-        return len(rows)

@@ -22,10 +22,10 @@ def made_up_as(lane: Lane, slot: int, known: RunRecord | None, *, pruned: int) -
     """Return which run of a slot a lane is to begin; None if none, for that was done before.
 
     A slot whose history is gone counts as done. To repeat it all the same takes a number that none
-    of its forgotten runs can have had.
+    of its forgotten runs can have had. What is owed is not forgotten before it was made up.
     """
     if known is not None:
         return known.key.rerun + 1 if repeats(lane.existing, known) else None
-    if slot > pruned or lane.trigger == "owed":  # what is owed was never begun
+    if slot > pruned:
         return 0
     return int(lane.created_at) if lane.existing == "all" else None

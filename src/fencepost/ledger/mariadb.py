@@ -9,6 +9,7 @@ from fencepost.ledger import (
     mariadb_leases as leases_sql,
     mariadb_life,
     mariadb_planner_rows as plans_sql,
+    mariadb_retention_rows,
     mariadb_rows as runs_sql,
 )
 from fencepost.ledger.api import LedgerAbilities
@@ -33,7 +34,15 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-DIALECT = Dialect("MariaDB", runs_sql, leases_sql, plans_sql, longest=1200, packed=list)
+DIALECT = Dialect(
+    "MariaDB",
+    runs_sql,
+    leases_sql,
+    plans_sql,
+    mariadb_retention_rows,
+    longest=1200,
+    packed=list,
+)
 
 _CREATE_VERSIONS = """
 CREATE TABLE IF NOT EXISTS fencepost_schema (

@@ -11,7 +11,6 @@ from fencepost.ledger.draft_values import (
     INSTANCE_FIELDS,
     LANE_FIELDS,
     RUN_FIELDS,
-    RUN_KEY,
     SAME_TIME_US,
     SPAN_FIELDS,
 )
@@ -21,9 +20,7 @@ from fencepost.ledger.mariadb_columns import (
     INSTANCE,
     LANE,
     MEMBER,
-    RUN,
     SPAN,
-    one_of,
 )
 from fencepost.ledger.mariadb_rows import COLUMNS, JOB_COLUMNS, SEEN_JOB, SEEN_RUN, SHARE
 from fencepost.ledger.mariadb_said import (
@@ -38,8 +35,6 @@ from fencepost.ledger.mariadb_said import (
     packed_row,
     said,
 )
-from fencepost.ledger.retention import KEPT_RUNS
-from fencepost.model.run import TERMINAL
 
 # Those who tick and claim are in the office together; who registers is there alone.
 SHARE_OFFICE = said(SHARE)
@@ -342,58 +337,6 @@ SELECT {packed_row(EVENT, EVENT_FIELDS, of="event")}
   FROM fencepost_event AS event
  WHERE event.namespace = :namespace
  ORDER BY event.job, event.slot, event.manual, event.rerun, event.id""")
-
-# The next jobs in turn that have runs, one look for each however many runs it has.
-FIND_JOBS_THAT_RAN = said("""
-SELECT CONVERT(job USING utf8mb4)
-  FROM (SELECT DISTINCT job
-          FROM fencepost_run FORCE INDEX (PRIMARY)
-         WHERE namespace = :namespace AND job > :after
-         ORDER BY job
-         LIMIT :most) AS known""")
-
-# What a retention of so many runs and so much time lets go, oldest first. By its slot, too, so
-# that the walk ends where the history begins that is young.
-_NEWEST_KEPT = f"""
-       (SELECT slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
-         WHERE namespace = :namespace AND job = :job {_NEWEST} LIMIT 1 OFFSET {{before}})"""
-FIND_FORGOTTEN = said(
-    each_of(
-        f"""
-SELECT {packed_row(RUN, RUN_KEY, of="old")}
-  FROM ({{each}}) AS old
- ORDER BY old.job, old.slot, old.manual, old.rerun
- LIMIT :most""",
-        f"""SELECT job, slot, `manual`, rerun FROM fencepost_run FORCE INDEX (PRIMARY)
- WHERE namespace = :namespace AND job = :job AND slot < {NOW} - :age
-   AND ended_at > 0 AND {one_of("state", TERMINAL)}
-   AND CASE WHEN state IN ('failed', 'timed_out')
-       THEN ended_at < {NOW} - :age * 2
-            AND (slot, `manual`, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS * 2 - 1)}
-       ELSE ended_at < {NOW} - :age
-            AND (slot, `manual`, rerun) < {_NEWEST_KEPT.format(before=KEPT_RUNS - 1)}
-       END
- ORDER BY slot, `manual`, rerun LIMIT :most""",
-        job="jobs",
-    )
-)
-
-FORGET = tuple(
-    said(f"""
-DELETE FROM {table}
- WHERE namespace = :namespace AND (job, slot, `manual`, rerun) IN :keys""")
-    for table in ("fencepost_run", "fencepost_event", "fencepost_count")
-)
-PRUNED = said(
-    one_by_one(
-        """
-UPDATE fencepost_job
-   SET pruned = :slot, edition = edition + 1
- WHERE namespace = :namespace AND job = :job AND pruned < :slot""",
-        job="pruned_jobs",
-        slot="pruned_slots",
-    )
-)
 
 # The clock was set back: what waits for a while waits for no longer than it would have.
 _EDITED = "edition = edition + 1"

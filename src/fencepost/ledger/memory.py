@@ -8,6 +8,7 @@ from __future__ import annotations
 from fencepost.errors import LeaseLost, RunLost, UnknownRun
 from fencepost.ledger.api import NOTHING, Attempt, LedgerAbilities, Report
 from fencepost.ledger.memory_planner import MemoryPlanner
+from fencepost.ledger.retention import scopes_of
 from fencepost.model.claim import (
     Change,
     Claimed,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fencepost.ledger.planning import InstanceRecord, Lane, SpanRecord
+    from fencepost.ledger.retention import Slot
     from fencepost.model.cohort import Cohort
     from fencepost.model.definition import Definition
     from fencepost.model.slot import RunKey
@@ -61,6 +63,31 @@ class MemoryBooks:
         self.instances: dict[str, InstanceRecord] = {}
         self.members: dict[tuple[str, str], str] = {}  # (instance, job): the digest it shares
         self.cohorts: dict[tuple[str, str], tuple[Cohort, Definition]] = {}
+
+    def count_items(self, slot: Slot) -> int:
+        """Return how many items the runs of a slot have."""
+        scopes = scopes_of(key for key in self.runs if key[:3] == slot)
+        return sum(scope in scopes for scope, _ in self.items)
+
+    def forget(self, keys: Sequence[RunKey]) -> None:
+        """Delete old runs with all that is theirs, and the ranges that jobs' marks have passed."""
+        for job, spans in self.spans.items():
+            mark = self.jobs[job].pruned if job in self.jobs else -1
+            self.spans[job] = [record for record in spans if record.span.last > mark]
+        for key in keys:
+            del self.runs[key]
+            self.counts.pop(key, None)
+            known = self.jobs[key.job]
+            if not key.manual:
+                self.jobs[key.job] = known._replace(pruned=max(known.pruned, key.slot))
+        gone, left = set(keys), {key[:3] for key in self.runs}
+        self.events = [event for event in self.events if event.key not in gone]
+        scopes = {scope for scope, slot in scopes_of(keys).items() if slot not in left}
+        self.items = {
+            place: item
+            for place, item in self.items.items()
+            if place[0] not in scopes or item.state is ItemState.BEGUN
+        }
 
 
 class MemoryLedger:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from fencepost.errors import RunLost
 from fencepost.ledger import registering
 from fencepost.ledger.planning import PAGE, InstanceRecord, Lane, Note, Slots, SpanRecord
-from fencepost.ledger.retention import forgotten
+from fencepost.ledger.retention import at_once, forgotten
 from fencepost.ledger.ticking import tick
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.lease import Grant
@@ -112,23 +112,17 @@ class MemoryPlanner:
         """Forget old runs."""
         with self._turn:
             books, now = self._ledger.books, self._world.clocks.wall()
-            gone: set[RunKey] = set()
             ran: dict[str, list[RunRecord]] = {}
             for run in books.runs.values():
-                ran.setdefault(run.key.job, []).append(run)
+                if run.key.job in books.jobs:
+                    ran.setdefault(run.key.job, []).append(run)
+            old: list[RunKey] = []
             for job in sorted(ran):
-                old = [run.key for run in forgotten(ran[job], now=now)[: most - len(gone)]]
-                record = books.jobs.get(job)
-                slots = [key.slot for key in old if not key.manual]
-                if slots and record is not None:
-                    books.jobs[job] = record._replace(pruned=max(record.pruned, *slots))
-                gone.update(old)
-            for key in gone:
-                del books.runs[key]
-                books.counts.pop(key, None)
-            if gone:
-                books.events = [event for event in books.events if event.key not in gone]
-            return len(gone)
+                lanes = (lane for lane in books.lanes.values() if lane.job == job)
+                old += [run.key for run in forgotten(ran[job], now=now, lanes=lanes)]
+            gone, _ = at_once(old, items=books.count_items, most=most)
+            books.forget(gone)
+            return len(gone) if len(gone) == len(old) else max(most, len(gone))
 
     async def job(self, name: str) -> JobRecord | None:
         """Return a job."""

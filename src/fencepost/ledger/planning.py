@@ -296,7 +296,10 @@ class Planner(Protocol):
         """Stop making up what was not begun yet."""
 
     async def prune(self, *, most: int) -> int:
-        """Forget old runs as retention has it, but never that there were any; say how many."""
+        """Forget old runs as retention has it, but never that there were any; say how many.
+
+        About so many rows as ``most`` go at once; if that is the answer there may be others.
+        """
 
     async def job(self, name: str) -> JobRecord | None:
         """Return a job."""

@@ -6,6 +6,7 @@ from fencepost.ledger import (
     postgres_leases as leases_sql,
     postgres_life,
     postgres_planner_rows as plans_sql,
+    postgres_retention_rows,
     postgres_rousing as rousing,
     postgres_rows as runs_sql,
     postgres_usual as usual,
@@ -47,6 +48,7 @@ DIALECT = Dialect(
     runs_sql,
     leases_sql,
     plans_sql,
+    postgres_retention_rows,
     longest=1200,
     packed=packed,
     usual=Words(

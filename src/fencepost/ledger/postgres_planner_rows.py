@@ -23,7 +23,6 @@ from fencepost.ledger.postgres_said import (
     said,
     version,
 )
-from fencepost.ledger.postgres_schema import LIVE
 from fencepost.model.definition import JobRecord
 from fencepost.stores.postgres_rows import SERVER
 
@@ -399,66 +398,3 @@ SELECT job, slot, manual, rerun, at, what, token, holder, detail
   FROM fencepost_event
  WHERE namespace = :namespace
  ORDER BY job, slot, manual, rerun, id""")
-
-# The next jobs in turn that have runs, one look for each however many runs it has.
-FIND_JOBS_THAT_RAN = said("""
-WITH RECURSIVE known (job, number) AS (
-    (SELECT job, 1 FROM fencepost_run
-      WHERE namespace = :namespace AND job > :after
-      ORDER BY job LIMIT 1)
-     UNION ALL
-    SELECT (SELECT job FROM fencepost_run
-             WHERE namespace = :namespace AND job > known.job
-             ORDER BY job LIMIT 1), number + 1
-      FROM known
-     WHERE known.job IS NOT NULL AND number < :most
-)
-SELECT job FROM known WHERE job IS NOT NULL""")
-
-# What a retention of so many runs and so much time lets go, oldest first. By its slot, too, so
-# that the walk ends where the history begins that is young.
-_NEWEST_KEPT = f"""
-       (SELECT slot, manual, rerun FROM fencepost_run
-         WHERE namespace = :namespace AND job = wanted.job
-         {_NEWEST}
-         LIMIT 1 OFFSET :kept * {{times}} - 1)"""
-FIND_FORGOTTEN = said(f"""
-SELECT old.job, old.slot, old.manual, old.rerun
-  FROM (SELECT {NOW} AS now) AS clock,
-       {_ONE_BY_ONE} (
-       SELECT job, slot, manual, rerun
-         FROM fencepost_run
-        WHERE namespace = :namespace AND job = wanted.job AND slot < now - :age::double precision
-          AND ended_at > 0.0 AND NOT {LIVE}
-          AND CASE WHEN state IN ('failed', 'timed_out')
-              THEN ended_at < now - :age::double precision * 2
-                   AND (slot, manual, rerun) < {_NEWEST_KEPT.format(times=2)}
-              ELSE ended_at < now - :age::double precision
-                   AND (slot, manual, rerun) < {_NEWEST_KEPT.format(times=1)}
-              END
-        ORDER BY slot, manual, rerun
-        LIMIT :most) AS old
- ORDER BY old.job, old.slot, old.manual, old.rerun
- LIMIT :most""")
-
-_GONE = (
-    "unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[]) "
-    "AS gone (job, slot, manual, rerun)"
-)
-FORGET = tuple(
-    said(f"""
-DELETE FROM {table} AS old
- USING {_GONE}
- WHERE old.namespace = :namespace AND old.job = gone.job AND old.slot = gone.slot
-   AND old.manual = gone.manual AND old.rerun = gone.rerun""")
-    for table in ("fencepost_run", "fencepost_event", "fencepost_count")
-)
-PRUNED = said("""
-UPDATE fencepost_job AS known
-   SET pruned = greatest(known.pruned, gone.slot)
-  FROM (SELECT job, max(slot) AS slot
-          FROM unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[])
-            AS old (job, slot, manual)
-         WHERE manual = 0
-         GROUP BY job) AS gone
- WHERE known.namespace = :namespace AND known.job = gone.job""")

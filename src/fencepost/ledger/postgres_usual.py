@@ -10,7 +10,7 @@ from fencepost.ledger.draft_usual import CHANGEABLE, storable_end
 from fencepost.ledger.draft_values import storable
 from fencepost.ledger.postgres_leases import OUR_OWN
 from fencepost.ledger.postgres_life import AS_SEEN
-from fencepost.ledger.postgres_rows import OURS
+from fencepost.ledger.postgres_rows import OURS, THIS_RUN
 from fencepost.ledger.postgres_said import NOW, at_place, lease_key as lease_key_of, said
 from fencepost.ledger.postgres_schema import LIVE
 from fencepost.model.policy import Overlap
@@ -34,7 +34,9 @@ _BEGUN_COLUMNS = """
 # or was never granted: ``decide`` would say GO to just that. And nothing makes it an older copy of
 # the ledger. Whoever asks has the turn of the lock, from an earlier statement: so what is seen here
 # is all there is. Only who takes plain locks has no turn. If that one was faster, all of it is
-# undone, and asked again.
+# undone, and asked again. A prune has no turn either: it deletes a run and raises the mark of its
+# job in one commit. So one snapshot must miss the run and see no mark: the INSERT alone would wait
+# for the prune, find the key free, and go by a mark from before.
 CLAIM_FREE = said(f"""
 WITH {OUR_OWN}, free AS MATERIALIZED (
     SELECT now, (now * 1000000)::bigint AS now_us, lease.token AS seen,
@@ -42,6 +44,7 @@ WITH {OUR_OWN}, free AS MATERIALIZED (
       FROM (SELECT {NOW} AS now OFFSET 0) AS clock
       LEFT JOIN fencepost_lease AS lease ON lease.key = :key
      WHERE (lease.held OR lease.nonce = :nonce) IS NOT TRUE
+       AND NOT EXISTS (SELECT 1 FROM fencepost_run WHERE {THIS_RUN})
        AND NOT EXISTS (
            SELECT 1 FROM fencepost_run
             WHERE namespace = :namespace AND lock = :lock AND {LIVE}

@@ -1,14 +1,28 @@
-"""Which runs may be forgotten. That they were is never forgotten: the watermark stays."""
+"""What of a job's past may be forgotten. That it was is never forgotten: the watermark stays.
+
+A run is forgotten once it is old, and there are many newer ones. The runs of one slot go together:
+of a run that failed and the one that repeated it with success, the former must not remain alone.
+With them go their events, counters and items, but not what is in doubt, nor what the whole job has
+done once for all its slots. Ranges go once the mark has passed them: up to there nothing is made.
+As long as slots are being made up, all runs from there on stay: whether a slot was done is then
+known from its runs, and never from the mark alone.
+"""
 
 from __future__ import annotations
+
+from math import inf
 
 from fencepost.model.run import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from fencepost.ledger.planning import Lane
     from fencepost.model.run import RunRecord
+    from fencepost.model.slot import RunKey
+
+    Slot = tuple[str, int, int]  # of a job; and which run of its own, if it is one
 
 # Of each job so many of the newest runs are kept, and all that are younger than this.
 KEPT_RUNS, KEPT_FOR = 100, 30 * 86400.0
@@ -16,20 +30,62 @@ KEPT_RUNS, KEPT_FOR = 100, 30 * 86400.0
 _WRONG = frozenset({State.FAILED, State.TIMED_OUT})
 
 
-def forgotten(runs: Iterable[RunRecord], *, now: float) -> list[RunRecord]:
-    """Return those of one job's runs that retention lets go, oldest first."""
+def forgotten(
+    runs: Iterable[RunRecord], *, now: float, lanes: Iterable[Lane] = ()
+) -> list[RunRecord]:
+    """Return those of one job's runs that retention lets go, oldest first.
+
+    ``lanes`` are all that the job ever had to make up.
+    """
     newest_first = sorted(runs, key=lambda run: run.key[1:], reverse=True)
-    old = [
-        run
+    made_up_from = min((lane.start for lane in lanes if not lane.ended_at), default=inf)
+    kept = {
+        run.key[:3]
         for place, run in enumerate(newest_first)
-        if run.state.terminal
+        if not _is_old(run, place, now=now) or run.key.slot >= made_up_from
+    }
+    return [run for run in reversed(newest_first) if run.key[:3] not in kept]
+
+
+def _is_old(run: RunRecord, place: int, *, now: float) -> bool:
+    """Say whether a run may go that has so many newer ones, as far as it goes by itself."""
+    return (
+        run.state.terminal
         and run.key.slot < now - KEPT_FOR
         and place >= KEPT_RUNS * longer(run.state)
         and run.ended_at < now - KEPT_FOR * longer(run.state)
-    ]
-    return old[::-1]
+    )
 
 
 def longer(state: State) -> int:
     """Return how many times the usual a run that ended so is kept."""
     return 2 if state in _WRONG else 1
+
+
+def at_once(
+    old: Sequence[RunKey], *, items: Callable[[Slot], int], most: int
+) -> tuple[list[RunKey], int]:
+    """Return which of some old runs to forget in one transaction, and how many items that leaves.
+
+    So many runs and items as ``most``, and no slot in parts. A slot that has more of them by itself
+    goes alone, and so many of its items: the others are to be deleted later.
+    """
+    slots: dict[Slot, list[RunKey]] = {}
+    for key in old:
+        slots.setdefault(key[:3], []).append(key)
+    chosen: list[RunKey] = []
+    cost = 0
+    for slot, keys in slots.items():
+        own = items(slot)
+        cost += len(keys) + own
+        if chosen and cost > most:
+            break
+        chosen += keys
+        if cost > most:
+            return chosen, max(0, own - most)
+    return chosen, 0
+
+
+def scopes_of(keys: Iterable[RunKey]) -> dict[str, Slot]:
+    """Return the scopes of the items that runs may have had, each with its slot."""
+    return {str(each): key[:3] for key in keys for each in (key._replace(rerun=0), key)}

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 
-from fencepost.ledger import registering, sqlite_clock as clock, sqlite_planner_rows as sql
+from fencepost.ledger import (
+    registering,
+    sqlite_clock as clock,
+    sqlite_planner_rows as sql,
+    sqlite_retention_rows as rows,
+)
 from fencepost.ledger.planning import Note, Slots, Ticked
-from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, at_once, scopes_of
 from fencepost.ledger.sqlite_desk import SqliteDesk
 from fencepost.ledger.sqlite_rows import job_of, run_of
 from fencepost.ledger.ticking import tick
+from fencepost.model.named import NamedTuple
 from fencepost.model.plan import WAITS
+from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from fencepost.ledger.planning import Ask, Ear, Instance, InstanceRecord, Lane
+    from fencepost.ledger.retention import Slot
     from fencepost.ledger.sqlite import SqliteLedger
     from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.run import RunEvent
@@ -33,6 +41,15 @@ if TYPE_CHECKING:
 _JOBS_PRUNED = 200
 
 
+class _Old(NamedTuple):
+    """What may be forgotten: of which jobs, which runs, how many items of a slot, which ranges."""
+
+    jobs: list[str]
+    runs: list[RunKey]
+    items: dict[Slot, int]
+    spans: list[tuple[str, int, int]]
+
+
 class SqlitePlanner:
     """Plans in the file of a ``SqliteLedger``."""
 
@@ -40,6 +57,8 @@ class SqlitePlanner:
         self._world, self._ledger = world, ledger
         self._leases, self._namespace = ledger.leases, ledger.leases.namespace
         self._pruned_to = ""  # the last job that was looked at for what is old
+        self._left: Sequence[RunKey] = ()  # gone, but of their slot there are items yet
+        self._over = 0  # so many
 
     async def announce(
         self, instance: Instance | None, definitions: Sequence[Definition]
@@ -236,39 +255,64 @@ class SqlitePlanner:
 
     def _prune(self, most: int) -> int:
         """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
+        if self._over > 0:
+            self._office(lambda _, db: self._forget_items(db, self._left, most), False)  # noqa: FBT003 -- as above
+            self._over -= most
+            return most
         start = self._pruned_to
-        jobs, old = self._ledger.read(lambda db: self._find_old(db, start, most))
+        old = self._ledger.read(lambda db: self._find_old(db, start, most))
+        chosen, over = at_once(old.runs, items=lambda slot: old.items.get(slot, 0), most=most)
 
-        def work(desk: SqliteDesk, db: Connection) -> int:
-            return 0 if desk.off else self._forget(db, old)
+        def work(desk: SqliteDesk, db: Connection) -> bool:
+            still = set(self._find_old(db, start, most).runs)  # nobody repeats one of them by now
+            runs = [key for key in chosen if key in still]
+            return not desk.off and self._forget(db, runs, old.spans, most)
 
-        gone = self._office(work, False) if old else 0  # noqa: FBT003 -- as above
-        if gone < most:
-            self._pruned_to = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
-        return gone
+        if (chosen or old.spans) and not self._office(work, False):  # noqa: FBT003 -- as above
+            return 0
+        self._left, self._over = chosen, over
+        if over or len(chosen) < len(old.runs) or len(old.spans) == most:
+            return max(most, len(chosen))
+        self._pruned_to = old.jobs[-1] if len(old.jobs) == _JOBS_PRUNED else ""
+        return len(chosen)
 
-    def _find_old(
-        self, db: Connection, start: str, most: int
-    ) -> tuple[list[str], list[tuple[str, list[tuple[int, int, int]]]]]:
-        clocks = self._world.clocks
+    def _find_old(self, db: Connection, start: str, most: int) -> _Old:
+        """Return what is old of the next jobs, up to one run more than go at once."""
+        clocks, space = self._world.clocks, self._namespace
+        old = _Old([], [], {}, [])
         if clock.off_by(db, clocks):  # what is old is for those to say who know the time
-            return [], []
-        found, now = [], clocks.wall()
-        page = (self._namespace, start, _JOBS_PRUNED)
-        jobs = [job for (job,) in db.execute(sql.FIND_JOBS_THAT_RAN, page).fetchall()]
-        for job in jobs:
-            values = (self._namespace, job, KEPT_RUNS, now, KEPT_FOR, most)
-            old = db.execute(sql.FIND_FORGOTTEN, values).fetchall() if most else []
-            if old:
-                found.append((job, old))
-                most -= len(old)
-        return jobs, found
+            return old
+        page = (space, start, _JOBS_PRUNED)
+        old.jobs.extend(job for (job,) in db.execute(rows.FIND_JOBS_THAT_RAN, page).fetchall())
+        for job in old.jobs:
+            rest = most + 1 - len(old.runs)
+            values = (space, job, KEPT_RUNS, clocks.wall(), KEPT_FOR, rest)
+            found = db.execute(rows.FIND_FORGOTTEN, values).fetchall() if rest else []
+            old.runs.extend(RunKey(*row) for row in found)
+            passed = (space, job, most - len(old.spans))
+            old.spans.extend(db.execute(rows.FIND_OLD_SPANS, passed).fetchall())
+        for scope, slot in scopes_of(old.runs).items():
+            (count,) = db.execute(rows.COUNT_ITEMS, (space, scope)).fetchone()
+            old.items[slot] = old.items.get(slot, 0) + count
+        return old
 
-    def _forget(self, db: Connection, old: list[tuple[str, list[tuple[int, int, int]]]]) -> int:
-        for job, keys in old:
-            for key in keys:
-                for statement in sql.FORGET:
-                    db.execute(statement, (self._namespace, job, *key))
-            newest = max((slot for slot, manual, _ in keys if not manual), default=-1)
-            db.execute(sql.PRUNED, (newest, self._namespace, job))
-        return sum(len(keys) for _, keys in old)
+    def _forget(
+        self,
+        db: Connection,
+        runs: Sequence[RunKey],
+        spans: Sequence[tuple[str, int, int]],
+        most: int,
+    ) -> bool:
+        for key in runs:
+            for statement in (rows.FORGET_LEASE, *rows.FORGET):
+                db.execute(statement, (self._namespace, *key))
+            if not key.manual:
+                db.execute(rows.PRUNED, (key.slot, self._namespace, key.job))
+        self._forget_items(db, runs, most)
+        for span in spans:
+            db.execute(rows.FORGET_SPAN, (self._namespace, *span))
+        return True
+
+    def _forget_items(self, db: Connection, runs: Sequence[RunKey], most: int) -> None:
+        for scope, slot in scopes_of(runs).items():
+            db.execute(rows.FORGET_ITEMS, (self._namespace, scope, most, *slot))

@@ -312,46 +312,6 @@ COUNT_MEMBERS = "SELECT count(*) FROM fencepost_member WHERE namespace = ? AND j
 FIND_DEFINITION = """
 SELECT definition FROM fencepost_cohort WHERE namespace = ? AND job = ? AND digest = ?"""
 
-# The next jobs in turn that have runs, one look for each however many runs it has.
-FIND_JOBS_THAT_RAN = """
-WITH RECURSIVE known (job) AS (
-    SELECT min(job) FROM fencepost_run WHERE namespace = ?1 AND job > ?2
-     UNION ALL
-    SELECT (SELECT min(job) FROM fencepost_run WHERE namespace = ?1 AND job > known.job)
-      FROM known
-     WHERE known.job IS NOT NULL
-     LIMIT ?3
-)
-SELECT job FROM known WHERE job IS NOT NULL"""
-
-# What a retention of so many runs and so much time lets go, oldest first. By its slot, too, so
-# that the walk ends where the history begins that is young.
-_NEWEST_KEPT = """
-       (SELECT slot, manual, rerun FROM fencepost_run
-         WHERE namespace = ?1 AND job = ?2
-         ORDER BY slot DESC, manual DESC, rerun DESC
-         LIMIT 1 OFFSET {})"""
-FIND_FORGOTTEN = f"""
-SELECT slot, manual, rerun
-  FROM fencepost_run
- WHERE namespace = ?1 AND job = ?2 AND slot < ?4 - ?5
-   AND ended_at > 0.0 AND NOT {LIVE}
-   AND CASE WHEN state = 'failed' OR state = 'timed_out'
-       THEN ended_at < ?4 - ?5 * 2
-            AND (slot, manual, rerun) < {_NEWEST_KEPT.format("?3 * 2 - 1")}
-       ELSE ended_at < ?4 - ?5
-            AND (slot, manual, rerun) < {_NEWEST_KEPT.format("?3 - 1")}
-       END
- ORDER BY slot, manual, rerun
- LIMIT ?6"""
-
-_RUN_KEY = "namespace = ? AND job = ? AND slot = ? AND manual = ? AND rerun = ?"
-FORGET = tuple(
-    f"DELETE FROM {table} WHERE {_RUN_KEY}"
-    for table in ("fencepost_run", "fencepost_event", "fencepost_count")
-)
-PRUNED = "UPDATE fencepost_job SET pruned = max(pruned, ?) WHERE namespace = ? AND job = ?"
-
 
 def row_of(job: JobRecord) -> tuple[Any, ...]:
     """Return the row of a job, but for the namespace."""

@@ -192,7 +192,7 @@ def _decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
         return Decision(Verdict.BUSY, blocker=own)
     if own is not None and own.state.terminal:
         return Decision(Verdict.ENDED)
-    if own is None and facts.pruned and not (want.key.manual or want.behind):
+    if own is None and facts.pruned and not (want.key.manual or (want.behind and want.key.rerun)):
         return Decision(Verdict.ENDED)
     if own is None and (twin := _twin(want, facts)) is not None:
         return Decision(Verdict.BUSY, blocker=twin, holder=facts.standings.get(twin.lease))
