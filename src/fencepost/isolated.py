@@ -324,6 +324,7 @@ class Apart(UnderGuard):
             outcome=self._outcome,
             payload=course.payload,
             rerun=course.rerun,
+            formers=course.formers,
         )
 
     def _pipe(self) -> tuple[int, int]:

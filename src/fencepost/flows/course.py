@@ -20,6 +20,7 @@ from fencepost.errors import (
     StoreUnavailable,
 )
 from fencepost.ledger.api import Attempt, Report
+from fencepost.model.fenced import formers_of
 from fencepost.model.lease import Grant, Phase
 from fencepost.model.named import NamedTuple
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fencepost.flows.keep import Hold
     from fencepost.ledger.api import Ledger
     from fencepost.model.ending import Settled
+    from fencepost.model.fenced import Former
     from fencepost.model.item import Found, ItemState
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
@@ -71,6 +73,7 @@ class Course:
     lent: object = None  # what user code was given of the lease
     gate: Hold | None = None  # the lease that it has in another store as well
     doubts: tuple[str, ...] = ()
+    formers: tuple[Former, ...] = ()  # the leases that earlier attempts of the run had
     returned: tuple[str | None, ...] = ()  # the result, once the body has returned
     on_stop: tuple[Callable[[], None], ...] = ()
     on_recall: tuple[Callable[[], None], ...] = ()
@@ -319,6 +322,14 @@ async def end(
     for call, begun in by_call.items():
         ask = partial(doors.ledger.end, course.attempt, scope=scope, items=begun, call=call)
         await insist(doors.world, course, ask)
+
+
+async def read_formers(doors: Doors, course: Course) -> None:
+    """Read which leases earlier attempts of the run had: a fence shuts them out by these names."""
+    key = course.run.key
+    if course.run.starts > 1:
+        events = await insist(doors.world, course, lambda: doors.ledger.events(key))
+        course.formers = formers_of(events)
 
 
 async def insist(world: World, course: Course, ask: Callable[[], Awaitable[T]]) -> T:

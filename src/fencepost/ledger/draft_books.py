@@ -13,6 +13,7 @@ from fencepost.model.claim import Claimed, Facts, Verdict, decide, leases_of, pa
 from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.fenced import LEASE_CHANGED, moved_from
 from fencepost.model.lease import Grant
 from fencepost.model.run import LAPSED, RunEvent, State, why_lost
 
@@ -139,6 +140,8 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
     assert change is not None, "whoever may go has something to change"
     if change.lost and own is not None:
         _tell(draft, own, "attempt_lost")
+    if own is not None and moved_from(own, lease):
+        _tell(draft, own, LEASE_CHANGED, own.lease)
     for other in passed_on(facts, lease):
         _tell(draft, other, LAPSED, str(want.key))
     grant = draft.give(lease, want.holder, ttl, above=0 if own is None else own.token)

@@ -26,6 +26,7 @@ from fencepost.model.claim import (
 )
 from fencepost.model.claimed import begun_record, changed_record, claimed_record
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.fenced import LEASE_CHANGED, moved_from
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant
 from fencepost.model.named import NamedTuple
@@ -168,6 +169,8 @@ class SqliteBooks:
         assert change is not None, "whoever may go has something to change"
         if change.lost and own is not None:
             self._tell(db, own, "attempt_lost", now=now)
+        if own is not None and moved_from(own, lease):
+            self._tell(db, own, LEASE_CHANGED, now=now, detail=own.lease)
         for other in passed_on(scene.facts, lease):
             self._tell(db, other, LAPSED, now=now, detail=str(want.key))
         above = 0 if own is None else own.token
