@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
+from fencepost.flows.divide import divide
 from fencepost.holding import Wanted
 from fencepost.model.lease import Phase
 from fencepost.model.name import permits
@@ -61,7 +62,7 @@ class Gate:
         while True:
             course.check()
             try:
-                lease = await self._holding.acquire(wanted, owner=course)
+                lease = await self._acquired(wanted, course)
             except LeaseHeld as held:
                 late = policy.start_deadline is not None and (
                     clocks.boottime() - began >= policy.start_deadline
@@ -77,6 +78,22 @@ class Gate:
             else:
                 self._bind(course, lease)
                 return lease
+
+    async def _acquired(self, wanted: Wanted, course: Course) -> Lease:
+        """Acquire the lease; for a permit, see that nobody has the lock itself, and keep it so."""
+        lease = await self._holding.acquire(wanted, owner=course)
+        if lease.name == wanted.name:
+            return lease
+        divided = False
+        try:
+            limit, nonce = len(wanted.names), self._world.nonce()
+            await divide(self._holding.store, wanted.name, limit=limit, nonce=nonce)
+            divided = True
+        finally:
+            if not divided:
+                with suppress(FencepostError):  # it ends by itself
+                    await self._holding.give_back(lease)
+        return lease
 
     async def leave(self, course: Course, lease: Lease) -> None:
         """Give it back. Whether it was still ours does not matter any more: the ledger decides."""

@@ -97,7 +97,7 @@ class InMariaDB(Place):
         self._place.run("CREATE TABLE effect (token BIGINT) ENGINE = InnoDB")
 
     def connect(self) -> Any:
-        conn = pymysql.connect(
+        return pymysql.connect(
             host="127.0.0.1",
             port=self._place.port,
             user="post",
@@ -106,7 +106,6 @@ class InMariaDB(Place):
             ssl_disabled=True,
             init_command="SET innodb_lock_wait_timeout = 1",
         )
-        return conn
 
     def write(self, conn: Any, token: int) -> None:
         with conn.cursor() as cursor:
@@ -170,7 +169,7 @@ def faces(*urls: str, **settings: Any) -> Iterator[list[Fencepost]]:
 def lose(fp: Fencepost, run: Run, lease: str) -> None:
     """Take the lease of an attempt away, as if its process had been paused for too long."""
     fp.break_lock(lease, token=run.token, reason="it is paused")
-    until(lambda: run.lost.is_set())
+    until(run.lost.is_set)
 
 
 @contextmanager
@@ -246,8 +245,8 @@ def refused(place: Place, zombie: Run, successor: Run) -> None:
 
 
 def marks_of(run: Run) -> list[Any]:
-    lease: Any = run._lease  # noqa: SLF001 -- a zombie has read all this before it stopped
-    marks: list[Any] = lease._resources().marks(run.token)  # noqa: SLF001
+    lease: Any = run._lease  # as it was before the zombie stopped
+    marks: list[Any] = lease._resources().marks(run.token)
     return marks
 
 
@@ -298,9 +297,11 @@ def test_a_zombie_of_an_older_version_fenced_by_its_permit_alone_and_is_refused(
 ) -> None:
     with moved_permit(place) as (zombie, successor, _):
         fenced(place, successor, then=lambda conn: conn.commit())
-        with closing(place.connect()) as conn, pytest.raises(TokenStale):
+        with closing(place.connect()) as conn:
             place.begin(conn)
-            admit(conn, resource="default/job#1", token=zombie.token)
+            with pytest.raises(TokenStale):
+                admit(conn, resource="default/job#1", token=zombie.token)
+            conn.rollback()
         old = {"Fencing-Token": str(zombie.token), "Fencing-Resource": "default/job#1"}
         assert sent(tmp_path, old) == 200
         assert sent(tmp_path, successor.headers()) == 200

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 
 from fencepost.errors import RunTimedOut
+from fencepost.model.divided import is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.named import NamedTuple
@@ -74,12 +75,17 @@ class Standing(NamedTuple):
     since: float = 0.0
     expires_in: float = 0.0
 
+    @property
+    def whole(self) -> bool:
+        """Whether somebody has it: not where the lease of a lock only says that it has permits."""
+        return self.held and not is_mark(self.holder)
+
 
 class Facts(NamedTuple):
     """All that a claim is decided by.
 
     ``own`` is the run asked for, ``others`` every live run of the same lock, oldest slot first.
-    ``standings`` has the lock's lease, or those of all permits, and those of live runs.
+    ``standings`` has the lock's lease, those of all permits it may need, and those of live runs.
     """
 
     own: RunRecord | None
@@ -162,6 +168,19 @@ def leases_of(want: Want) -> list[str]:
     if want.policy.overlap is not Overlap.ALLOW:
         return [want.lock]
     return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
+
+
+def looked_at(want: Want) -> list[str]:
+    """Return the leases that decide a claim: the lock itself, and its permits if it needs one."""
+    return (
+        [want.lock] if want.policy.overlap is not Overlap.ALLOW else [want.lock, *leases_of(want)]
+    )
+
+
+def mark_of(want: Want, facts: Facts) -> Holder:
+    """Return the mark that a claim of a permit leaves at the lock itself."""
+    before = facts.standings[want.lock].holder
+    return mark_holder(want.holder.nonce, limit=want.policy.max_concurrent, before=before)
 
 
 def decide(want: Want, facts: Facts, *, now: float) -> Decision:
@@ -308,7 +327,7 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
         if _can_be_resumed(want, other, facts, now=now):
             return Decision(Verdict.AFTER, blocker=other)
         return _blocked(want, facts, other, change=change)
-    if facts.standings[want.lock].held:
+    if facts.standings[want.lock].whole:
         return _blocked(want, facts, None, change=change)
     for other in in_the_way:
         if _came_first(want, other, facts):
@@ -322,6 +341,9 @@ def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decis
             if _can_be_resumed(want, other, facts, now=now):
                 return Decision(Verdict.AFTER, blocker=other)
             return _blocked(want, facts, other, change=change)
+    if facts.standings[want.lock].whole:  # an exclusive run has it, or a plain lock
+        one = (run for run in facts.others if run.lease == want.lock and alive(run, facts))
+        return _blocked(want, facts, next(one, None), change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
             return Decision(Verdict.GO, lease=name, change=change)
@@ -436,9 +458,9 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
 
 
 def _holder(want: Want, facts: Facts, other: RunRecord | None) -> Standing | None:
-    names = [other.lease] if other is not None and other.lease else leases_of(want)
+    names = [other.lease] if other is not None and other.lease else looked_at(want)
     held = (facts.standings[name] for name in names if name in facts.standings)
-    return next((standing for standing in held if standing.held), None)
+    return next((standing for standing in held if standing.whole), None)
 
 
 def _end(state: State, reason: str, **more: Any) -> Change:

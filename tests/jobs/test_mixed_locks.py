@@ -1,0 +1,299 @@
+"""Exclusive runs, runs that may overlap and plain locks of one name exclude each other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fencepost import AsyncFencepost, Fencepost, LeaseHeld
+from fencepost.cli.main import main
+from holder import until
+from mariaplace import emptied
+from servers import Etcd, Postgres, Valkey, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres", "mariadb", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    kind: str = request.param
+    if kind == "memory":
+        return f"memory://{tmp_path.name}"
+    if kind == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    if kind == "postgres":
+        return shared(Postgres).database(f"mixed_locks_{next(_numbers)}")
+    return emptied(kind, request.node.nodeid).url()
+
+
+class Work:
+    """Jobs of which each run stays in its body until it is told to leave."""
+
+    def __init__(self, fp: Fencepost) -> None:
+        self._fp, self._stack = fp, ExitStack()
+        self.at_work: list[str] = []
+
+        def body(name: str) -> Callable[[], None]:
+            def work() -> None:
+                leave = threading.Event()
+                self._leave[name].append(leave)
+                self.at_work.append(name)
+                assert leave.wait(30)
+                self.at_work.remove(name)
+
+            return work
+
+        self._leave: dict[str, list[threading.Event]] = {"alone": [], "beside": []}
+        fp.job("alone", lock="shared")(body("alone"))
+        fp.job("beside", lock="shared", overlap="allow", max_concurrent=2)(body("beside"))
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, job: str) -> None:
+        """Have a run at work."""
+        count = len(self.at_work)
+        thread = threading.Thread(target=lambda: self._fp.trigger(job, manual=True))
+        self._threads.append(thread)
+        thread.start()
+        until(lambda: len(self.at_work) > count)
+
+    def ask(self, job: str) -> tuple[str, str]:
+        """Say what becomes of another run, which is not to begin."""
+        outcome = self._fp.trigger(job, manual=True)
+        return outcome.status, outcome.reason
+
+    def end(self) -> None:
+        """Have all runs end."""
+        for leave in itertools.chain(*self._leave.values()):
+            leave.set()
+        for thread in self._threads:
+            thread.join(30)
+
+
+@contextmanager
+def working(url: str, **settings: Any) -> Iterator[tuple[Fencepost, Work]]:
+    with Fencepost(url, **settings) as fp:
+        work = Work(fp)
+        try:
+            yield fp, work
+        finally:
+            work.end()
+
+
+REFUSED = ("skipped", "lock_held")
+# How often each kind is to be at work while the others ask.
+ENOUGH = 10
+
+
+def test_a_run_that_may_overlap_does_not_begin_beside_an_exclusive_one(url: str) -> None:
+    with working(url) as (_, work):
+        work.begin("alone")
+        assert work.ask("beside") == REFUSED
+        work.end()
+        work.begin("beside")
+
+
+def test_an_exclusive_run_does_not_begin_beside_one_that_may_overlap(url: str) -> None:
+    with working(url) as (_, work):
+        work.begin("beside")
+        work.begin("beside")
+        assert work.ask("beside") == REFUSED  # there are two permits
+        assert work.ask("alone") == REFUSED
+        work.end()
+        work.begin("alone")
+
+
+def test_a_run_that_may_overlap_does_not_begin_beside_a_plain_lock(url: str) -> None:
+    with working(url) as (fp, work):
+        with fp.lock("shared"):
+            assert work.ask("beside") == REFUSED
+        work.begin("beside")
+
+
+def test_a_plain_lock_is_refused_while_a_run_has_a_permit(url: str) -> None:
+    with working(url) as (fp, work):
+        for _ in range(2):  # also after the mark of the first time was taken away
+            work.begin("beside")
+            with pytest.raises(LeaseHeld), fp.lock("shared"):
+                pass
+            work.end()
+            with fp.lock("shared") as lease:
+                lease.check()
+                assert work.ask("beside") == REFUSED
+                assert work.ask("alone") == REFUSED
+
+
+def test_a_plain_lock_waits_until_no_run_has_a_permit(url: str) -> None:
+    with working(url) as (fp, work):
+        work.begin("beside")
+        got = threading.Event()
+
+        def wait() -> None:
+            with fp.lock("shared", wait="30s"):
+                got.set()
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        assert not got.wait(0.3)
+        work.end()
+        assert got.wait(20)
+        waiter.join(20)
+
+
+def test_nobody_is_shown_to_have_a_lock_that_only_had_permits(url: str) -> None:
+    with working(url) as (fp, work):
+        work.begin("beside")
+        assert [view.name for view in fp.locks()] == ["shared#1"]
+        work.end()
+        assert fp.locks() == []
+
+
+def test_an_exclusive_run_begins_after_runs_that_overlapped_and_the_other_way_round(
+    url: str,
+) -> None:
+    with working(url) as (_, work):
+        for job in ("beside", "alone") * 2:
+            work.begin(job)
+            work.end()
+
+
+def test_a_permit_of_more_permits_than_there_are_now_keeps_a_plain_lock_out(url: str) -> None:
+    with Fencepost(url) as fp, Fencepost(url) as deployed:
+        leave, entered = threading.Event(), threading.Semaphore(0)
+
+        def work() -> None:
+            entered.release()
+            assert leave.wait(30)
+
+        fp.job("job", overlap="allow", max_concurrent=3)(work)
+        deployed.job("job", overlap="allow", max_concurrent=1)(lambda: None)
+        threads = [
+            threading.Thread(target=lambda: fp.trigger("job", manual=True)) for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert entered.acquire(timeout=30)
+        [first, second, third] = sorted(fp.locks())
+        for view in (first, second):
+            fp.break_lock(view.name, token=view.token, reason="only the third stays")
+        deployed.trigger("job", manual=True)  # by the first permit
+        with pytest.raises(LeaseHeld, match=str(third.token)), fp.lock("job"):
+            pass
+        leave.set()
+        for thread in threads:
+            thread.join(30)
+
+
+def test_many_who_ask_at_once_are_never_inside_together(url: str) -> None:
+    """Whatever order their steps come in, two kinds are never at work at once."""
+    inside: list[str] = []
+    wrong: list[list[str]] = []
+    turn = threading.Lock()
+
+    def visit(kind: str) -> None:
+        with turn:
+            inside.append(kind)
+            if len(set(inside)) > 1 or inside.count("alone") > 1 or inside.count("plain") > 1:
+                wrong.append(list(inside))
+        threading.Event().wait(0.003)
+        with turn:
+            inside.remove(kind)
+
+    counts = dict.fromkeys(("alone", "beside", "plain"), 0)
+
+    def visitor(kind: str, fp: Fencepost) -> None:
+        dice = random.Random(kind)
+        end = time.monotonic() + 40
+        while min(counts.values()) < ENOUGH and time.monotonic() < end:
+            if kind == "plain":
+                with suppress(LeaseHeld), fp.lock("shared"):
+                    visit(kind)
+                    counts[kind] += 1
+            elif fp.trigger(kind, manual=True).status == "succeeded":
+                counts[kind] += 1
+            time.sleep(dice.uniform(0, 0.02))
+
+    with ExitStack() as stack:
+        threads = []
+        for kind in ("alone", "beside", "beside", "plain"):
+            fp = stack.enter_context(Fencepost(url))
+            fp.job("alone", lock="shared")(lambda: visit("alone"))
+            fp.job("beside", lock="shared", overlap="allow", max_concurrent=3)(
+                lambda: visit("beside")
+            )
+            threads.append(threading.Thread(target=visitor, args=(kind, fp)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert wrong == []
+    assert min(counts.values()) >= ENOUGH, counts
+
+
+def test_the_other_face_is_refused_and_served_alike(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+
+    async def asked() -> bool:
+        async with AsyncFencepost(url) as other:
+            try:
+                async with other.lock("shared"):
+                    return True
+            except LeaseHeld:
+                return False
+
+    with working(url) as (_, work):
+        work.begin("beside")
+        assert not asyncio.run(asked())
+        work.end()
+        assert asyncio.run(asked())
+
+
+# Leases elsewhere.
+
+
+@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres])
+def test_a_plain_lock_elsewhere_and_permits_elsewhere_exclude_each_other(
+    kind: type[Valkey | Etcd | Postgres], tmp_path: Path
+) -> None:
+    elsewhere, space = shared(kind).url(), tmp_path.name
+    ledger = f"sqlite:///{tmp_path}/ledger.db"
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        working(ledger, leases=elsewhere, namespace=space) as (_, work),
+    ):
+        with other.lock("shared"):
+            assert work.ask("beside") == REFUSED
+        for _ in range(2):
+            work.begin("beside")
+            work.begin("beside")
+            with pytest.raises(LeaseHeld), other.lock("shared"):
+                pass
+            work.end()
+            with other.lock("shared"):
+                assert work.ask("beside") == REFUSED
+        assert other.locks() == []
+
+
+# What is proven.
+
+
+def test_the_proof_of_both_kinds_of_runs_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with working(url) as (_, work):
+        for job in ("beside", "alone") * 2:
+            work.begin(job)
+            work.end()
+    assert main(["verify", "--url", url]) == 0, capsys.readouterr()
