@@ -8,10 +8,11 @@ programs, other ledgers. Who loses it has lost the run.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
-from fencepost.flows.divide import divide
+from fencepost.flows.divide import Division, divide
 from fencepost.holding import Wanted
 from fencepost.model.lease import Phase
 from fencepost.model.name import permits
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from fencepost.flows.course import Course
     from fencepost.holding import Holding
     from fencepost.lease import Lease
+    from fencepost.model.lease import Grant
+    from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
 # How long to wait in one go before looking whether the run is to end.
@@ -88,6 +91,8 @@ class Gate:
         try:
             limit, nonce = len(wanted.names), self._world.nonce()
             await divide(self._holding.store, wanted.name, limit=limit, nonce=nonce)
+            hold, division = lease.hold, Division(self._world, wanted.name, limit=limit)
+            hold.beat = partial(_renewed, division, hold.name, hold.nonce, hold.token)
             divided = True
         finally:
             if not divided:
@@ -120,3 +125,12 @@ class Gate:
         course.hands_over = False  # whoever it were handed to would not have this lease
         if hold.phase(self._world.clocks.boottime()) is Phase.LOST:
             lose()  # it was lost before anybody could be told
+
+
+async def _renewed(
+    division: Division, name: str, nonce: str, token: int, store: LeaseStore, ttl: float
+) -> Grant:
+    """Renew a permit, and keep the lock divided."""
+    grant = await store.renew(name, nonce=nonce, token=token, ttl=ttl)
+    await division.keep(store)
+    return grant

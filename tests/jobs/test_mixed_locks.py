@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fencepost import AsyncFencepost, Fencepost, LeaseHeld
 from fencepost.cli.main import main
+from fencepost.flows.acquire import acquire
+from fencepost.flows.divide import Division, divide
+from fencepost.model.divided import MARK_TTL
+from fencepost.model.lease import Holder
+from fencepost.stores.open import open_store
+from fencepost.testing.clock import SettableClocks
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
 from holder import until
 from mariaplace import emptied
 from servers import Etcd, Postgres, Valkey, shared
@@ -21,6 +32,9 @@ from servers import Etcd, Postgres, Valkey, shared
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from fencepost.flows.acquire import Granted
+    from fencepost.stores.api import LeaseStore
 
 _numbers = itertools.count()
 
@@ -259,6 +273,60 @@ def test_the_other_face_is_refused_and_served_alike(tmp_path: Path) -> None:
         assert asyncio.run(asked())
 
 
+def test_a_plain_lock_does_not_wait_for_a_permit_of_the_dead(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    program = f"""
+from fencepost import Fencepost
+import time
+fp = Fencepost({url!r})
+@fp.job("beside", lock="shared", overlap="allow")
+def beside():
+    print("at work", flush=True)
+    time.sleep(60)
+fp.trigger("beside", manual=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with child, Fencepost(url) as fp:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"at work\n"
+        with pytest.raises(LeaseHeld), fp.lock("shared"):
+            pass
+        child.kill()
+        child.wait(30)
+        with fp.lock("shared") as lease:
+            lease.check()
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_run_that_is_at_work_for_days_keeps_a_plain_lock_out(kind: str, tmp_path: Path) -> None:
+    clocks = SettableClocks()
+    url = f"memory://{tmp_path.name}" if kind == "memory" else f"sqlite:///{tmp_path}/ledger.db"
+    world = BlockingWorld(clocks=clocks)
+    store = open_store(url, world, namespace="default")
+    permit = Holder("somebody", "here", 1, "")
+    grant = finish(store.acquire("shared#1", holder=permit, ttl=MARK_TTL / 2))
+    finish(divide(store, "shared", limit=1, nonce=world.nonce()))
+    division = Division(world, "shared", limit=1)
+    for _ in range(10):
+        clocks.advance(MARK_TTL / 4)
+        finish(store.renew("shared#1", nonce="somebody", token=grant.token, ttl=MARK_TTL / 2))
+        finish(division.keep(store))
+        with pytest.raises(LeaseHeld):
+            plain_lock(world, store)
+    finish(store.release("shared#1", nonce="somebody", token=grant.token))
+    assert plain_lock(world, store).name == "shared"
+    finish(store.close())
+
+
+def plain_lock(world: BlockingWorld, store: LeaseStore) -> Granted:
+    """Ask once for the lock itself."""
+    holder = Holder(world.nonce(), "here", 2, "")
+    asked = acquire(
+        world, store, ["shared"], holder=holder, ttl=30.0, wait=0.0, abandon=lambda *_: None
+    )
+    return finish(asked)
+
+
 # Leases elsewhere.
 
 
@@ -297,3 +365,23 @@ def test_the_proof_of_both_kinds_of_runs_holds(
             work.begin(job)
             work.end()
     assert main(["verify", "--url", url]) == 0, capsys.readouterr()
+
+
+def test_an_overlap_of_both_kinds_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    with working(url) as (_, work):
+        for job in ("beside", "alone"):
+            work.begin(job)
+            work.end()
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as db:
+        triggers = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND name LIKE '%run%'"
+        for (name,) in db.execute(triggers).fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute(
+            "UPDATE fencepost_run SET ended_at = ended_at + 5, beat_at = beat_at + 5"
+            " WHERE job = 'beside'"
+        )
+    assert main(["verify", "--url", url]) == 1
+    assert "had 'shared' while beside@" in capsys.readouterr().out

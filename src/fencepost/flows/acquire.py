@@ -175,10 +175,14 @@ class _Asking:
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 sent = boottime()
                 continue
-            except (LeaseHeld, Misuse, StoreUnavailable) as error:
-                if isinstance(error, LeaseHeld) and await undivided(self._store, error):
+            except LeaseHeld as held:
+                if await undivided(self._world, self._store, held):
                     sent = boottime()
                     continue
+                if not in_doubt:
+                    self.unsettled.discard(name)
+                raise
+            except (Misuse, StoreUnavailable):
                 # An earlier try may still be on its way, and be granted when nobody waits for it.
                 if not in_doubt:
                     self.unsettled.discard(name)

@@ -19,6 +19,7 @@ from fencepost.errors import (
     RunTimedOut,
     StoreUnavailable,
 )
+from fencepost.flows.divide import Division
 from fencepost.ledger.api import Attempt, Report
 from fencepost.model.fenced import formers_of
 from fencepost.model.lease import Grant, Phase
@@ -77,6 +78,7 @@ class Course:
     returned: tuple[str | None, ...] = ()  # the result, once the body has returned
     on_stop: tuple[Callable[[], None], ...] = ()
     on_recall: tuple[Callable[[], None], ...] = ()
+    _division: Division | None = None  # of the lock, if it has a permit
     _source = ""
     _done: int | None = None
     _total: int | None = None
@@ -105,6 +107,8 @@ class Course:
         self.foreign: Callable[[], bool] = _never  # whether this is a fork's copy of the attempt
         self._world = world
         self._boottime = world.clocks.boottime
+        if run.lease != run.lock:
+            self._division = Division(world, run.lock, limit=policy.max_concurrent)
         self._turn = world.mutex()
         self._counts: dict[str, int] = {}
 
@@ -251,6 +255,8 @@ class Course:
                 raise
             # Perhaps it is our own end that came first. Only the answer to that one can tell.
             raise OutcomeUnknown(str(lost)) from lost
+        if self._division is not None:
+            await self._division.keep(ledger.leases)
         if not self.settled:
             if ledger.abilities.settles:
                 await ledger.sync()  # from here on not even a power cut forgets that it began

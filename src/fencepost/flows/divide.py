@@ -5,16 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fencepost.errors import LeaseHeld, LeaseLost
-from fencepost.model.divided import is_mark, mark_holder, may_be_mark
+from fencepost.model.divided import MARK_TTL, is_mark, mark_holder, may_be_mark
 from fencepost.model.name import permits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fencepost.model.lease import View
     from fencepost.stores.api import LeaseStore
+    from fencepost.world.api import World
 
 
-async def undivided(store: LeaseStore, held: LeaseHeld) -> bool:
+async def undivided(world: World, store: LeaseStore, held: LeaseHeld) -> bool:
     """Take away the mark that a lease was refused by; say whether it may be asked for again.
 
     Raises ``LeaseHeld`` for a permit that is held. The mark is read before the permits are: if one
@@ -29,7 +30,7 @@ async def undivided(store: LeaseStore, held: LeaseHeld) -> bool:
         return False
     for name in permits(held.name, limit=mark.holder.pid):
         permit = await store.peek(name)
-        if permit is not None and permit.held and permit.alive is not False:
+        if permit is not None and permit.held and not await _is_dead(world, store, permit):
             raise LeaseHeld(
                 held.name,
                 holder=str(permit.holder),
@@ -54,7 +55,8 @@ async def divide(store: LeaseStore, name: str, *, limit: int, nonce: str) -> Non
             await _take_away(store, mark)
         holder = mark_holder(nonce, limit=limit, before=before)
         try:
-            await store.acquire(name, holder=holder, ttl=store.capabilities.longest_ttl)
+            ttl = min(MARK_TTL, store.capabilities.longest_ttl)
+            await store.acquire(name, holder=holder, ttl=ttl)
         except LeaseHeld as held:
             if not may_be_mark(held.holder):
                 raise
@@ -63,6 +65,38 @@ async def divide(store: LeaseStore, name: str, *, limit: int, nonce: str) -> Non
                 return
         else:
             return
+
+
+async def _is_dead(world: World, store: LeaseStore, permit: View) -> bool:
+    """Say whether a permit's holder is dead, by the store's own judgement: it then grants it."""
+    if permit.alive is not False:
+        return False
+    holder = mark_holder(world.nonce(), limit=0)
+    try:
+        ttl = store.capabilities.shortest_ttl
+        grant = await store.acquire(permit.name, holder=holder, ttl=ttl)
+    except LeaseHeld:
+        return False
+    with suppress(LeaseLost):
+        await store.release(permit.name, nonce=holder.nonce, token=grant.token)
+    return True
+
+
+class Division:
+    """The mark that stays at a lock for as long as one permit of it is held."""
+
+    def __init__(self, world: World, name: str, *, limit: int) -> None:
+        self._world, self._name, self._limit = world, name, limit
+        self._next = world.clocks.boottime() + MARK_TTL / 3
+
+    async def keep(self, store: LeaseStore) -> None:
+        """Leave another mark if the last one may be old."""
+        now = self._world.clocks.boottime()
+        if now < self._next:
+            return
+        with suppress(LeaseHeld):  # somebody broke the mark by force, and has the lock
+            await divide(store, self._name, limit=self._limit, nonce=self._world.nonce())
+        self._next = now + MARK_TTL / 3
 
 
 async def _take_away(store: LeaseStore, mark: View) -> None:

@@ -12,6 +12,7 @@ from fencepost.errors import RunTimedOut
 from fencepost.model.divided import is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
+from fencepost.model.name import base
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
 from fencepost.model.run import RunRecord, State
@@ -103,7 +104,12 @@ def passed_on(facts: Facts, lease: str) -> Iterator[RunRecord]:
     Whoever has such a run may still end it: nobody else has the run. But from here on it is
     without a permit, and that has to be on record.
     """
-    return (run for run in facts.others if run.state is State.RUNNING and run.lease == lease)
+    lock = base(lease)  # whoever has it whole shuts out its permits, and the other way round
+    return (
+        run
+        for run in facts.others
+        if run.state is State.RUNNING and (run.lease == lease or lock in (lease, run.lease))
+    )
 
 
 class Verdict(enum.Enum):
@@ -337,17 +343,22 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
 
 def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
     for other in facts.others:
-        if _made_up_first(want, other, facts):
+        if _is_exclusive(want, other, facts) or _made_up_first(want, other, facts):
             if _can_be_resumed(want, other, facts, now=now):
                 return Decision(Verdict.AFTER, blocker=other)
             return _blocked(want, facts, other, change=change)
-    if facts.standings[want.lock].whole:  # an exclusive run has it, or a plain lock
-        one = (run for run in facts.others if run.lease == want.lock and alive(run, facts))
-        return _blocked(want, facts, next(one, None), change=change)
+    if facts.standings[want.lock].whole:  # a plain lock has it
+        return _blocked(want, facts, None, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
+
+
+def _is_exclusive(want: Want, other: RunRecord, facts: Facts) -> bool:
+    """Say whether a run has, or had when it was lost, the whole lock of which a permit is asked."""
+    whole = other.state is State.RUNNING and other.lease == want.lock
+    return whole and _goes_first(want, other, facts)
 
 
 def _made_up_first(want: Want, other: RunRecord, facts: Facts) -> bool:

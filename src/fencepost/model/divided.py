@@ -4,15 +4,15 @@ Permits are leases with names of their own. So that a plain lock of the name is 
 each claim of a permit leaves a mark: the lease of the name itself, held by its permits. The mark
 outlives the permits. A plain lock that finds it looks at each permit, and takes the mark away if
 none is held, by its token: each claim of a permit leaves a mark with a new token, so a permit that
-was claimed meanwhile is never overlooked.
+was claimed meanwhile is never overlooked. An older version takes the mark for a holder like others.
 """
 
 from __future__ import annotations
 
-from fencepost.model.lease import Holder
+from fencepost.model.lease import LONGEST_TTL, Holder
 
-# How long a mark lasts: for the store it is a lease, and others than plain locks take it as free.
-MARK_TTL = 10 * 365 * 86_400.0
+# How long a mark lasts; who has a permit for longer leaves another one in time.
+MARK_TTL = LONGEST_TTL
 
 # How the nonce of a mark begins.
 MARK = "permits-"
