@@ -347,7 +347,8 @@ def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decis
             if _can_be_resumed(want, other, facts, now=now):
                 return Decision(Verdict.AFTER, blocker=other)
             return _blocked(want, facts, other, change=change)
-    if facts.standings[want.lock].whole:  # a plain lock has it
+    lock = facts.standings.get(want.lock)
+    if lock is not None and lock.whole:  # a plain lock has it
         return _blocked(want, facts, None, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
