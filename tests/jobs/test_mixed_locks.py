@@ -27,7 +27,7 @@ from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
 from holder import until
 from mariaplace import emptied
-from servers import Etcd, Postgres, Valkey, shared
+from servers import Etcd, Postgres, Valkey, ZooKeeper, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -330,9 +330,9 @@ def plain_lock(world: BlockingWorld, store: LeaseStore) -> Granted:
 # Leases elsewhere.
 
 
-@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres])
+@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres, ZooKeeper])
 def test_a_plain_lock_elsewhere_and_permits_elsewhere_exclude_each_other(
-    kind: type[Valkey | Etcd | Postgres], tmp_path: Path
+    kind: type[Valkey | Etcd | Postgres | ZooKeeper], tmp_path: Path
 ) -> None:
     elsewhere, space = shared(kind).url(), tmp_path.name
     ledger = f"sqlite:///{tmp_path}/ledger.db"
@@ -351,6 +351,31 @@ def test_a_plain_lock_elsewhere_and_permits_elsewhere_exclude_each_other(
             with other.lock("shared"):
                 assert work.ask("beside") == REFUSED
         assert other.locks() == []
+
+
+@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres, ZooKeeper, None])
+def test_a_mark_outlives_the_process_that_left_it(
+    kind: type[Valkey | Etcd | Postgres | ZooKeeper] | None, tmp_path: Path
+) -> None:
+    elsewhere = f"sqlite:///{tmp_path}/leases.db" if kind is None else shared(kind).url()
+    ledger, space = f"sqlite:///{tmp_path}/ledger.db", tmp_path.name
+    program = f"""
+from fencepost import Fencepost
+import os
+fp = Fencepost({ledger!r}, leases={elsewhere!r}, namespace={space!r})
+fp.job("beside", lock="shared", overlap="allow", max_concurrent=2)(lambda: os._exit(7))
+fp.trigger("beside", manual=True)
+"""
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        working(ledger, leases=elsewhere, namespace=space) as (_, work),
+    ):
+        work.begin("beside")
+        died = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+        assert died.returncode == 7
+        with pytest.raises(LeaseHeld), other.lock("shared"):
+            pass
+        assert work.at_work == ["beside"]
 
 
 # What is proven.
