@@ -27,7 +27,7 @@ LAYERS = [
     {"lease", "verifier", "carried"},
     {"keeper"},
     {"holding"},
-    {"jobs", "bodies", "effects", "transaction", "gate"},
+    {"jobs", "bodies", "effects", "transaction", "gate", "lent"},
     {"transaction_sqlite", "transaction_server"},
     {"running", "isolated", "alarm_ringing"},
     {"working", "isolated_child"},

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fencepost.importing import Reference
+    from fencepost.model.fenced import Former
     from fencepost.model.lease import Trust
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
@@ -50,6 +51,7 @@ class Task(NamedTuple):
     payload: str | None = None
     rerun: int = 0
     believed: float | None = None  # until when, because of what its lease leans on; None if nothing
+    formers: tuple[Former, ...] = ()  # the leases that earlier attempts of the run had
 
 
 class Became(NamedTuple):

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import importlib
 
-from fencepost.errors import FenceMisused, Misuse, TokenStale
-from fencepost.fence_awaited import Fencing
-from fencepost.model.lease import admits
+from fencepost.errors import FenceMisused, Misuse
+from fencepost.fence_awaited import Fencing, compared
+from fencepost.model.fenced import Mark
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from sqlite3 import Connection
     from typing import Any
 
+    from fencepost.model.fenced import Fenced
+
 FENCING_TOKEN = "Fencing-Token"
 FENCING_RESOURCE = "Fencing-Resource"
+# The resources of earlier attempts under another name, each with the token to refuse there.
+FENCING_FORMER = "Fencing-Former"
 
 # What an INTEGER of SQLite, PostgreSQL and MySQL can hold.
 HIGHEST_TOKEN = 2**63 - 1
@@ -63,17 +68,33 @@ def admit(conn: object, *, resource: str, token: int) -> Any:
     None.
     """
     checked_token(token)
+    return admit_all(conn, [Mark(resource, token)])
+
+
+def admit_all(conn: object, marks: Sequence[Mark]) -> Any:
+    """Do the same for the marks of one fence, in their order: every fence takes rows in that one.
+
+    It raises ``TokenStale`` only for a mark that is the holder's own.
+    """
     database, begin = _driver_of(conn)
     if (server := _server_fence(database)) is not None:
         if server.is_async(database):
-            return Fencing(server, database, resource=resource, token=token)
-        highest = server.raise_guard(database, resource=resource, token=token)
+            return Fencing(server, database, marks)
     else:
         _require_transaction(database, begin=begin)
-        highest = raise_guard(database, resource=resource, token=token)
-    if not admits(highest, token):
-        raise TokenStale(resource, token=token, highest=highest)
+    raise_one = raise_guard if server is None else server.raise_guard
+    for mark in marks:
+        compared(mark, raise_one(database, resource=mark.resource, token=mark.token))
     return None
+
+
+def headers_of(fenced: Fenced, token: int) -> dict[str, str]:
+    """Return the headers by which a service refuses earlier holders, and earlier attempts."""
+    headers = {FENCING_TOKEN: str(token), FENCING_RESOURCE: header_safe(fenced.resource)}
+    if fenced.formers:
+        formers = (f"{header_safe(name)};{seen}" for name, seen in fenced.formers)
+        headers[FENCING_FORMER] = ", ".join(formers)
+    return headers
 
 
 def checked_token(token: object) -> int:

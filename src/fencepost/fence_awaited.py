@@ -11,8 +11,16 @@ from fencepost.model.lease import admits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from typing import Any, Self
+
+    from fencepost.model.fenced import Mark
+
+
+def compared(mark: Mark, highest: int) -> None:
+    """Raise ``TokenStale`` if a resource that stands at ``highest`` refuses the holder's mark."""
+    if mark.own and not admits(highest, mark.token):
+        raise TokenStale(mark.resource, token=mark.token, highest=highest)
 
 
 class Fencing:
@@ -21,10 +29,10 @@ class Fencing:
     If nobody ever awaits it the connection is closed, so that nothing unguarded can be committed.
     """
 
-    def __init__(self, fence: Any, conn: Any, *, resource: str, token: int) -> None:
+    def __init__(self, fence: Any, conn: Any, marks: Sequence[Mark]) -> None:
         self._awaited = True  # nothing to close for while the misuse is told
         fence.require_transaction(conn)
-        self._fence, self._conn, self._resource, self._token = fence, conn, resource, token
+        self._fence, self._conn, self._marks = fence, conn, marks
         self._awaited = False
         self._after: Callable[[], None] = lambda: None
 
@@ -43,8 +51,8 @@ class Fencing:
 
     async def _admit(self) -> None:
         self._fence.require_transaction(self._conn)  # it may have ended since the fence was made
-        resource, token = self._resource, self._token
-        highest = await self._fence.awaited_guard(self._conn, resource=resource, token=token)
-        if not admits(highest, token):
-            raise TokenStale(resource, token=token, highest=highest)
+        for mark in self._marks:
+            resource, token = mark.resource, mark.token
+            highest = await self._fence.awaited_guard(self._conn, resource=resource, token=token)
+            compared(mark, highest)
         self._after()

@@ -8,9 +8,11 @@ programs, other ledgers. Who loses it has lost the run.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 
 from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
+from fencepost.flows.divide import Division, divide
 from fencepost.holding import Wanted
 from fencepost.model.claim import is_patient
 from fencepost.model.lease import Phase
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from fencepost.flows.course import Course
     from fencepost.holding import Holding
     from fencepost.lease import Lease
+    from fencepost.model.lease import Grant
+    from fencepost.stores.api import LeaseStore
     from fencepost.world.api import World
 
 # How long to wait in one go before looking whether the run is to end.
@@ -68,7 +72,7 @@ class Gate:
         while True:
             course.check()
             try:
-                lease = await self._holding.acquire(wanted, owner=course)
+                lease = await self._acquired(wanted, course)
             except LeaseHeld as held:
                 late = deadline is not None and clocks.boottime() - began >= deadline
                 if fresh and not patient and policy.overlap is Overlap.FAIL:
@@ -82,6 +86,24 @@ class Gate:
             else:
                 self._bind(course, lease)
                 return lease
+
+    async def _acquired(self, wanted: Wanted, course: Course) -> Lease:
+        """Acquire the lease; for a permit, see that nobody has the lock itself, and keep it so."""
+        lease = await self._holding.acquire(wanted, owner=course)
+        if lease.name == wanted.name:
+            return lease
+        divided = False
+        try:
+            limit, nonce = len(wanted.names), self._world.nonce()
+            await divide(self._holding.store, wanted.name, limit=limit, nonce=nonce)
+            hold, division = lease.hold, Division(self._world, wanted.name, limit=limit)
+            hold.beat = partial(_renewed, division, hold.name, hold.nonce, hold.token)
+            divided = True
+        finally:
+            if not divided:
+                with suppress(FencepostError):  # it ends by itself
+                    await self._holding.give_back(lease)
+        return lease
 
     async def leave(self, course: Course, lease: Lease) -> None:
         """Give it back. Whether it was still ours does not matter any more: the ledger decides."""
@@ -108,3 +130,12 @@ class Gate:
         course.hands_over = False  # whoever it were handed to would not have this lease
         if hold.phase(self._world.clocks.boottime()) is Phase.LOST:
             lose()  # it was lost before anybody could be told
+
+
+async def _renewed(
+    division: Division, name: str, nonce: str, token: int, store: LeaseStore, ttl: float
+) -> Grant:
+    """Renew a permit, and keep the lock divided."""
+    grant = await store.renew(name, nonce=nonce, token=token, ttl=ttl)
+    await division.keep(store)
+    return grant

@@ -14,6 +14,7 @@ from fencepost.flows.release import release
 from fencepost.keeper import Keeper
 from fencepost.lease import Lease
 from fencepost.logs import is_heard, log
+from fencepost.model.divided import is_mark
 from fencepost.model.duration import positive, seconds
 from fencepost.model.event import LeaseEvent
 from fencepost.model.lease import Holder, Phase, View, checked_ttl
@@ -181,7 +182,8 @@ class Holding:
 
     async def locks(self) -> list[View]:
         """Return what is held in this namespace."""
-        return [view for view in await self._store.views() if view.held]
+        views = await self._store.views()
+        return [view for view in views if view.held and not is_mark(view.holder)]
 
     async def break_lock(self, name: str, *, token: int, reason: str, operator: str | None) -> int:
         """Take a lease away from its holder and leave a record of it."""

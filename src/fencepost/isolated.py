@@ -334,6 +334,7 @@ class Apart(UnderGuard):
             outcome=self._outcome,
             payload=course.payload,
             rerun=course.rerun,
+            formers=course.formers,
         )
 
     def _pipe(self) -> tuple[int, int]:

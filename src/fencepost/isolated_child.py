@@ -21,9 +21,9 @@ from fencepost.flows.acquire import Granted
 from fencepost.flows.course import Course, Doors
 from fencepost.flows.keep import Hold
 from fencepost.importing import load
-from fencepost.lease import Lease
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.open import ledger_of
+from fencepost.lent import lend
 from fencepost.model.lease import Grant, Trust
 from fencepost.running import AsyncRun, Run
 from fencepost.stores.open import open_store
@@ -84,8 +84,7 @@ class _Child:
         self._world = BlockingWorld()
         self._course = _Afar(self._world, run, self._hold, task.policy)
         self._course.deadline, self._course.payload = task.deadline, task.payload
-        self._course.rerun = task.rerun
-        self._lease: Lease | None = None
+        self._course.rerun, self._course.formers = task.rerun, task.formers
         self._interrupted = self._over = False
 
     def live(self) -> None:
@@ -149,14 +148,9 @@ class _Child:
         task = self._task
         if not task.takes_run:
             return []
-        # Kept here, whatever user code does with its run.
-        self._lease = Lease(
-            self._hold,
-            namespace=task.namespace,
-            boottime=doors.world.clocks.boottime,
-            drop=_keep_it,
-        )
-        return [colour(doors, self._course, self._lease, window=task.window, scope=task.scope)]
+        boottime = doors.world.clocks.boottime
+        lease = lend(self._course, namespace=task.namespace, boottime=boottime)
+        return [colour(doors, self._course, lease, window=task.window, scope=task.scope)]
 
     def _store(self, world: World) -> LeaseStore:
         task = self._task
@@ -238,7 +232,3 @@ def _line(told: Told) -> bytes:
 
 def _nobody(_: LeaseEvent) -> None:
     """Tell nobody: the parent has a hold of its own, and tells of that."""
-
-
-def _keep_it(_: Hold) -> None:
-    """Leave the lease to the parent."""

@@ -7,7 +7,8 @@ import threading
 import warnings
 
 from fencepost.errors import LeaseLost
-from fencepost.fence import FENCING_RESOURCE, FENCING_TOKEN, admit, header_safe
+from fencepost.fence import admit, admit_all, headers_of
+from fencepost.model.fenced import Fenced
 from fencepost.model.lease import Phase
 from fencepost.model.name import resource
 
@@ -50,7 +51,7 @@ class LostSignal(threading.Event):
 class Lease:
     """A granted lease. Ask ``check()`` before each effect, and ``fence(conn)`` inside of it."""
 
-    __slots__ = ("_boottime", "_drop", "_hold", "_lost", "_namespace", "_pid")
+    __slots__ = ("_boottime", "_drop", "_fenced", "_hold", "_lost", "_namespace", "_pid")
 
     def __init__(
         self,
@@ -59,8 +60,10 @@ class Lease:
         namespace: str,
         boottime: Callable[[], float],
         drop: Callable[[Hold], None],
+        fenced: Fenced | None = None,
     ) -> None:
         self._hold, self._namespace, self._boottime, self._drop = hold, namespace, boottime, drop
+        self._fenced = fenced
         self._pid = os.getpid()
         self._lost: LostSignal | None = None
 
@@ -134,7 +137,10 @@ class Lease:
         has read nothing yet, or has locked what it read; see docs/fencing.md. On an async
         connection, of psycopg, aiomysql or asyncmy, it must be awaited.
         """
-        fencing = admit(conn, resource=resource or self._resource(), token=self.token)
+        if resource is not None:
+            fencing = admit(conn, resource=resource, token=self.token)
+        else:
+            fencing = admit_all(conn, self._resources().marks(self.token))
         if fencing is not None:
             return fencing.then(self.check)
         self.check()
@@ -142,10 +148,7 @@ class Lease:
 
     def headers(self) -> dict[str, str]:
         """Return headers by which another service can refuse a holder that woke up late."""
-        return {
-            FENCING_TOKEN: str(self.token),
-            FENCING_RESOURCE: header_safe(self._resource()),
-        }
+        return headers_of(self._resources(), self.token)
 
     def __repr__(self) -> str:
         return f"<Lease {self.name!r} token={self.token} {self.phase.value}>"
@@ -168,5 +171,5 @@ class Lease:
                 stacklevel=1,
             )
 
-    def _resource(self) -> str:
-        return resource(self._namespace, name=self.name)
+    def _resources(self) -> Fenced:
+        return self._fenced or Fenced(resource(self._namespace, name=self.name))

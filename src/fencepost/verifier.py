@@ -11,11 +11,13 @@ A request is admitted before it is handled, in a transaction of its own. So this
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from fencepost.errors import Misuse, OutcomeUnknown, StoreUnavailable, TokenStale
 from fencepost.fence import (
     CREATE_GUARD,
+    FENCING_FORMER,
     FENCING_RESOURCE,
     FENCING_TOKEN,
     HIGHEST_TOKEN,
@@ -23,6 +25,7 @@ from fencepost.fence import (
     find_guard,
     raise_guard,
 )
+from fencepost.model.fenced import Former
 from fencepost.model.lease import admits
 from fencepost.model.name import LONGEST
 from fencepost.world.blocking import BlockingWorld
@@ -31,7 +34,7 @@ from fencepost.world.sqlite import SqliteFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
     from sqlite3 import Connection
     from typing import Any
 
@@ -50,8 +53,8 @@ RESOURCE_KEY = "fencepost.resource"
 # Methods that change nothing by definition (RFC 9110): a token is never demanded of them.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 
-# A namespace of 100 characters, a slash and the longest name.
-LONGEST_RESOURCE = 100 + 1 + LONGEST
+# A namespace of 100 characters, a slash and the longest name; for a run also its slot.
+LONGEST_RESOURCE = 100 + 1 + LONGEST + 100
 
 _STATUS = {
     400: "400 Bad Request",
@@ -145,10 +148,16 @@ class Presented(NamedTuple):
 
     resource: str
     token: int
+    formers: tuple[Former, ...] = ()  # what earlier attempts of the same run acted on
 
 
 def presented(
-    method: str, *, tokens: list[str], resource: str | None, required: bool
+    method: str,
+    *,
+    tokens: list[str],
+    resource: str | None,
+    required: bool,
+    formers: Sequence[str] = (),
 ) -> Presented | Refusal | None:
     """Read a request's claim. None if it makes none and none is required.
 
@@ -171,7 +180,27 @@ def presented(
             f"{FENCING_RESOURCE} is missing, too long or not percent-encoded UTF-8",
             "send both headers that lease.headers() gives",
         )
-    return Presented(resource, int(tokens[0]))
+    earlier = read_formers(formers)
+    if earlier is None:
+        return Refusal(
+            400,
+            "former_malformed",
+            f"{FENCING_FORMER} is {', '.join(formers)[:80]!r}",
+            "send all headers that run.headers() gives",
+        )
+    return Presented(resource, int(tokens[0]), earlier)
+
+
+def read_formers(values: Sequence[str]) -> tuple[Former, ...] | None:
+    """Return the resources that ``Fencing-Former`` names; None if one is unreadable."""
+    found = []
+    for text in ",".join(values).split(",") if values else ():
+        name, _, token = text.strip().rpartition(";")
+        resource = read_resource([name])
+        if not resource or len(resource) > LONGEST_RESOURCE or not _is_token(token):
+            return None
+        found.append(Former(resource, int(token)))
+    return tuple(found)
 
 
 def read_resource(values: list[str]) -> str | None:
@@ -191,6 +220,9 @@ def read_resource(values: list[str]) -> str | None:
 def verdict(guards: Guards, claim: Presented) -> Refusal | None:
     """Ask the guards; None if the claim was admitted. May block."""
     try:
+        for name, seen in claim.formers:
+            with suppress(TokenStale):  # a later holder of it was here, so it is shut already
+                guards.admit(name, token=min(seen + 1, HIGHEST_TOKEN))
         guards.admit(claim.resource, token=claim.token)
     except TokenStale as stale:
         return Refusal(
@@ -252,7 +284,15 @@ class FenceASGI:
         resource = None
         if tokens:
             resource = _resource_of(scope, self._resource, _asgi_values(scope, FENCING_RESOURCE))
-        return presented(scope["method"], tokens=tokens, resource=resource, required=self._required)
+        # A service that names the resource itself has one name for all attempts.
+        formers = _asgi_values(scope, FENCING_FORMER) if self._resource is None else ()
+        return presented(
+            scope["method"],
+            tokens=tokens,
+            resource=resource,
+            required=self._required,
+            formers=formers,
+        )
 
 
 class FenceWSGI:
@@ -289,8 +329,13 @@ class FenceWSGI:
         if tokens:
             named = _wsgi_values(environ, FENCING_RESOURCE)
             resource = _resource_of(environ, self._resource, named)
+        formers = _wsgi_values(environ, FENCING_FORMER) if self._resource is None else ()
         return presented(
-            environ["REQUEST_METHOD"], tokens=tokens, resource=resource, required=self._required
+            environ["REQUEST_METHOD"],
+            tokens=tokens,
+            resource=resource,
+            required=self._required,
+            formers=formers,
         )
 
 

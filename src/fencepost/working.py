@@ -9,7 +9,7 @@ from fencepost.bodies import called_here, in_a_thread, kept_result, on_a_loop, s
 from fencepost.errors import FencepostError, Misuse, RunCancelled
 from fencepost.flows.acquire import Granted
 from fencepost.flows.attempt import RELEASED, attempt, conclude, kept_words
-from fencepost.flows.course import Course, Doors
+from fencepost.flows.course import Course, Doors, read_formers
 from fencepost.flows.handoff import (
     beat,
     complete,
@@ -28,10 +28,10 @@ from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
 from fencepost.isolated import carried_apart, refusal
 from fencepost.jobs import Registry, carried_by, policy_from, run_key, window_of
-from fencepost.lease import Lease
 from fencepost.ledger.api import Report
 from fencepost.ledger.open import ledger_of
 from fencepost.ledger.planning import Begun
+from fencepost.lent import lend
 from fencepost.model.claim import Claimed, Verdict, Want
 from fencepost.model.definition import JobRecord
 from fencepost.model.duration import seconds
@@ -400,6 +400,7 @@ class Working:
 
     async def _body(self, job: Job, begun: Begun | None, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
+        await read_formers(self.doors, course)
         # A run in trouble is kept away from its neighbours, if it can be.
         if job.isolation == "process" or (course.run.solitary and self.can_be_apart(job)):
             window = _window(job, course.run.key.slot, begun)
@@ -465,8 +466,7 @@ class _Bound(NamedTuple):
         if not job.takes_run:
             return job.function()
         space, boottime = self.holding.namespace, doors.world.clocks.boottime
-        lease = Lease(course.hold, namespace=space, boottime=boottime, drop=_keep_it)
-        course.lent = lease  # kept until the attempt has ended, whatever user code does with it
+        lease = lend(course, namespace=space, boottime=boottime)
         window = _window(job, course.run.key.slot, self.begun)
         return job.function(colour(doors, course, lease, window=window, scope=job.scope))
 
@@ -493,7 +493,3 @@ def _leave(store: LeaseStore, nonce: str) -> None:
     pulse = getattr(store, "pulse", None)
     if pulse is not None:
         pulse.leases.discard(nonce)
-
-
-def _keep_it(_: Hold) -> None:
-    """Leave a run's lease to the attempt: it outlives any object that user code drops."""

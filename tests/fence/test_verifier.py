@@ -339,7 +339,7 @@ def test_two_tokens_in_one_request_are_answered_with_400(
     assert (refused.status, refused.error["code"]) == (400, "token_malformed")
 
 
-@pytest.mark.parametrize("resource", ["", "a,b", "%ff", "x" * 1102])
+@pytest.mark.parametrize("resource", ["", "a,b", "%ff", "x" * 1202])
 def test_a_malformed_resource_is_answered_with_400(
     fenced: Callable[..., Callable[..., Answer]], guards: SqliteGuards, resource: str
 ) -> None:

@@ -17,6 +17,7 @@ from fencepost.model.claim import (
     leases_of,
 )
 from fencepost.model.claimed import changed_record, claimed_record
+from fencepost.model.divided import mark_holder
 from fencepost.model.lease import Holder
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil
 from fencepost.model.run import TERMINAL, RunRecord, State, legal
@@ -194,6 +195,33 @@ def test_a_permit_is_granted_only_if_it_is_free(claim: tuple[Want, Facts]) -> No
     if decision.verdict is Verdict.GO and not decision.adopted:
         assert decision.lease in leases_of(wanted)
         assert not facts.standings[decision.lease].held
+
+
+@given(claim=claims([Overlap.ALLOW]))
+def test_a_permit_is_granted_only_if_nobody_has_the_whole_lock(claim: tuple[Want, Facts]) -> None:
+    wanted, facts = claim
+    decision = decide(wanted, facts, now=NOW)
+    if decision.verdict is Verdict.GO and not decision.adopted:
+        assert not facts.standings[LOCK].held
+        whole = [other for other in facts.others if other.lease == LOCK]
+        assert not [other for other in whole if alive(other, facts)]
+
+
+def test_the_mark_of_permits_keeps_nobody_out_where_no_run_has_one() -> None:
+    mark = Standing(LOCK, True, mark_holder("a", limit=2), 7, NOW - 5, 25.0)  # noqa: FBT003
+    for overlap in Overlap:
+        decision = asked(want(policy=Policy(overlap=overlap)), lease=mark)
+        assert decision.verdict is Verdict.GO
+
+
+def test_a_permit_waits_for_a_lost_run_that_had_the_whole_lock() -> None:
+    exclusive = record(40, State.RUNNING, job="neighbour")._replace(lease=LOCK)
+    decision = asked(want(policy=Policy(overlap=Overlap.ALLOW)), None, exclusive)
+    assert decision.verdict is Verdict.ENDED
+    assert decision.change is not None
+    assert (decision.change.state, decision.change.reason) == (State.SKIPPED, "lock_held")
+    own = asked(want(policy=Policy(overlap=Overlap.ALLOW)), None, lost(40)._replace(lease=LOCK))
+    assert own.verdict is Verdict.AFTER
 
 
 @given(claim=claims(own=records(begun=True)))

@@ -8,6 +8,7 @@ from fencepost.cli.asking import asked, opened, url_of
 from fencepost.cli.main import FINE, REFUSED, say
 from fencepost.cli.showing import print_json, print_table
 from fencepost.errors import TokenStale
+from fencepost.model.divided import is_mark
 from fencepost.model.duration import shown
 from fencepost.world.blocking import BlockingWorld
 
@@ -44,7 +45,11 @@ def show(args: argparse.Namespace) -> int:
     """Print the leases of this namespace."""
     store = opened(args, BlockingWorld())
     try:
-        views = [view for view in asked(store.views()) if view.held or args.all]
+        views = [
+            view
+            for view in asked(store.views())
+            if args.all or (view.held and not is_mark(view.holder))
+        ]
     finally:
         asked(store.close())
     if args.json:

@@ -8,6 +8,8 @@ that nobody waits for must not keep others out for a whole ttl.
 from __future__ import annotations
 
 from fencepost.errors import LeaseHeld, Misuse, OutcomeUnknown, StoreUnavailable
+from fencepost.flows.divide import undivided
+from fencepost.model.divided import is_mark
 from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
@@ -173,7 +175,14 @@ class _Asking:
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 sent = boottime()
                 continue
-            except (LeaseHeld, Misuse, StoreUnavailable):
+            except LeaseHeld as held:
+                if await undivided(self._world, self._store, held):
+                    sent = boottime()
+                    continue
+                if not in_doubt:
+                    self.unsettled.discard(name)
+                raise
+            except (Misuse, StoreUnavailable):
                 # An earlier try may still be on its way, and be granted when nobody waits for it.
                 if not in_doubt:
                     self.unsettled.discard(name)
@@ -205,6 +214,6 @@ class _Asking:
             if view is None:
                 return name, 0, ""
             ours = view.holder.nonce == self._holder.nonce
-            if ours or not view.held or view.alive is False:
+            if ours or not view.held or view.alive is False or is_mark(view.holder):
                 return name, view.token, view.holder.nonce
         return None

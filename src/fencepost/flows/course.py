@@ -21,8 +21,10 @@ from fencepost.errors import (
     Stopped,
     StoreUnavailable,
 )
+from fencepost.flows.divide import Division
 from fencepost.ledger.api import Attempt, Report
 from fencepost.model.fault import behind
+from fencepost.model.fenced import formers_of
 from fencepost.model.lease import Grant, Phase
 from fencepost.model.named import NamedTuple
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.api import Ledger
     from fencepost.model.command import Children
     from fencepost.model.ending import Settled
+    from fencepost.model.fenced import Former
     from fencepost.model.item import Found, ItemState
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
@@ -79,9 +82,11 @@ class Course:
     lent: object = None  # what user code was given of the lease
     gate: Hold | None = None  # the lease that it has in another store as well
     doubts: tuple[str, ...] = ()
+    formers: tuple[Former, ...] = ()  # the leases that earlier attempts of the run had
     returned: tuple[str | None, ...] = ()  # the result, once the body has returned
     on_stop: tuple[Callable[[], None], ...] = ()
     on_recall: tuple[Callable[[], None], ...] = ()
+    _division: Division | None = None  # of the lock, if it has a permit
     _source = ""
     _done: int | None = None
     _total: int | None = None
@@ -110,6 +115,8 @@ class Course:
         self.foreign: Callable[[], bool] = _never  # whether this is a fork's copy of the attempt
         self._world = world
         self._boottime = world.clocks.boottime
+        if run.lease != run.lock:
+            self._division = Division(world, run.lock, limit=policy.max_concurrent)
         self._turn = world.mutex()
         self._counts: dict[str, int] = {}
 
@@ -270,6 +277,8 @@ class Course:
                 raise
             # Perhaps it is our own end that came first. Only the answer to that one can tell.
             raise OutcomeUnknown(str(lost)) from lost
+        if self._division is not None:
+            await self._division.keep(ledger.leases)
         if not self.settled:
             if ledger.abilities.settles:
                 await ledger.sync()  # from here on not even a power cut forgets that it began
@@ -341,6 +350,14 @@ async def end(
     for call, begun in by_call.items():
         ask = partial(doors.ledger.end, course.attempt, scope=scope, items=begun, call=call)
         await insist(doors.world, course, ask)
+
+
+async def read_formers(doors: Doors, course: Course) -> None:
+    """Read which leases earlier attempts of the run had: a fence shuts them out by these names."""
+    key = course.run.key
+    if course.run.starts > 1:
+        events = await insist(doors.world, course, lambda: doors.ledger.events(key))
+        course.formers = formers_of(events)
 
 
 async def insist(world: World, course: Course, ask: Callable[[], Awaitable[T]]) -> T:

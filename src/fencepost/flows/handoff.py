@@ -7,9 +7,11 @@ the next claim decides, as it does about every run that was lost.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 from fencepost.errors import (
+    LeaseHeld,
     Misuse,
     OutcomeUnknown,
     RunLost,
@@ -18,6 +20,7 @@ from fencepost.errors import (
     UnknownRun,
 )
 from fencepost.flows.course import LARGEST, insist
+from fencepost.flows.divide import divide
 from fencepost.ledger.api import Attempt, Report
 from fencepost.ledger.planning import BACKFILL_ALL
 from fencepost.model.ending import Ending, settle
@@ -126,7 +129,16 @@ async def beat(doors: Doors, held: Held, report: Report) -> bool:
     ttl = handed_ttl(held.policy, left=left)
     if held.run.state is State.RUNNING:
         await _asked(doors, lambda: doors.ledger.hand_over(held.attempt, ttl=ttl))
+        await _asked(doors, lambda: _stay_divided(doors, held))
     return await _asked(doors, lambda: doors.ledger.beat(held.attempt, ttl=ttl, report=report))
+
+
+async def _stay_divided(doors: Doors, held: Held) -> None:
+    """Leave another mark at the lock if the run has a permit of it."""
+    lock, limit = held.run.lock, held.policy.max_concurrent
+    if held.run.lease != lock:
+        with suppress(LeaseHeld):  # somebody broke the mark by force, and has the lock
+            await divide(doors.ledger.leases, lock, limit=limit, nonce=doors.world.nonce())
 
 
 async def take(doors: Doors, held: Held) -> float:

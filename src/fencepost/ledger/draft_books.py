@@ -9,10 +9,12 @@ from __future__ import annotations
 from fencepost.errors import RunLost, UnknownRun
 from fencepost.ledger.draft_rousing import rouse
 from fencepost.ledger.planning import cancel_word
-from fencepost.model.claim import Claimed, Facts, Verdict, decide, leases_of, passed_on
+from fencepost.model.claim import Claimed, Facts, Verdict, decide, looked_at, mark_of, passed_on
 from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.definition import JobRecord
+from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.fenced import LEASE_CHANGED, moved_from
 from fencepost.model.lease import Grant
 from fencepost.model.run import LAPSED, RunEvent, State, why_lost
 
@@ -115,7 +117,7 @@ def _facts(draft: Draft, want: Want) -> Facts:
     own = draft.run(want.key)
     others = [run for run in draft.live(want.lock) if run.key != want.key]
     others.sort(key=lambda run: (run.key.slot, run.key))
-    names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
+    names = {*looked_at(want), *(run.lease for run in (*others, own) if run and run.lease)}
     draft.missing_leases(names)
     job = draft.job(want.key.job)
     return Facts(
@@ -139,8 +141,12 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
     assert change is not None, "whoever may go has something to change"
     if change.lost and own is not None:
         _tell(draft, own, "attempt_lost")
+    if own is not None and moved_from(own, lease):
+        _tell(draft, own, LEASE_CHANGED, own.lease)
     for other in passed_on(facts, lease):
         _tell(draft, other, LAPSED, str(want.key))
+    if lease != want.lock:
+        draft.give(want.lock, mark_of(want, facts), MARK_TTL)
     grant = draft.give(lease, want.holder, ttl, above=0 if own is None else own.token)
     run = claimed_record(want, own, change, lease=lease, token=grant.token, now=draft.now)
     return Claimed(Verdict.GO, draft.put(run), grant)

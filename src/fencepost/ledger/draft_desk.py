@@ -11,7 +11,7 @@ from fencepost.ledger import draft_books as books
 from fencepost.ledger.draft_lanes import LaneShelf
 from fencepost.ledger.draft_values import span_of, span_row
 from fencepost.ledger.planning import PAGE, SpanRecord
-from fencepost.model.claim import Claimed, Verdict, leases_of
+from fencepost.model.claim import Claimed, Verdict, looked_at
 from fencepost.model.definition import JobRecord
 from fencepost.model.lease import Grant
 from fencepost.model.plan import Past
@@ -371,8 +371,12 @@ class DraftDesk(LaneShelf):
 
     def _in_doubt(self, want: Want) -> bool:
         """Say whether it will be known only in a moment who has the lock: they may be dead."""
-        draft, names = self._draft, leases_of(want)
-        if not draft.bearings.hushed or not all(draft.standing(name).held for name in names):
+        draft, names = self._draft, looked_at(want)
+        if not draft.bearings.hushed:
+            return False
+        if not draft.standing(want.lock).whole and not all(
+            draft.standing(name).held for name in names
+        ):
             return False
         others = (run.lease for run in draft.live(want.lock))
         return bool(draft.bearings.doubt([*names, *others]))
@@ -402,7 +406,7 @@ class DraftDesk(LaneShelf):
         """Have locks that were not foreseen, and read what is to be known about them."""
         draft = self._draft
         for want in wants:
-            name, needs = want.key.job, (want.lock, leases_of(want))
+            name, needs = want.key.job, (want.lock, looked_at(want))
             if needs != (name, [name]):
                 self._needs[name] = needs
             elif self._needs:
@@ -410,7 +414,7 @@ class DraftDesk(LaneShelf):
         locks = sorted({want.lock for want in wants} - self._turns - self._busy)
         if not locks:
             return
-        names = [lease for want in wants for lease in leases_of(want)]
+        names = [lease for want in wants for lease in looked_at(want)]
         turns, live, held = draft.ask_now(
             [
                 (self._sql.TRY_TURNS, {"namespace": self._namespace, "locks": locks}),

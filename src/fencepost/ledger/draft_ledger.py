@@ -14,7 +14,7 @@ from fencepost.ledger.draft import Draft
 from fencepost.ledger.draft_bearings import Bearings, Watch
 from fencepost.ledger.draft_dialect import Doors
 from fencepost.ledger.draft_values import item_of, job_of, place_of, run_of, shelf_of, storable
-from fencepost.model.claim import Verdict, leases_of
+from fencepost.model.claim import Verdict, looked_at
 from fencepost.model.item import Found, ItemState, find, once_each
 from fencepost.model.run import TERMINAL, RunEvent, State
 from fencepost.model.slot import parsed
@@ -275,7 +275,7 @@ class DraftLedger(Doors):
 
     def _claim(self, want: Want, sure: bool) -> Claimed | float:  # noqa: FBT001 -- a door
         """Claim; or return how long to wait until it is known whether somebody lives."""
-        key, lock, names = want.key, want.lock, leases_of(want)
+        key, lock, names = want.key, want.lock, looked_at(want)
         self.fitting(key.job)
 
         def work(draft: Draft) -> Claimed | float:

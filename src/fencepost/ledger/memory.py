@@ -18,12 +18,15 @@ from fencepost.model.claim import (
     Verdict,
     Want,
     decide,
-    leases_of,
+    looked_at,
+    mark_of,
     passed_on,
 )
 from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.definition import JobRecord
+from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.fenced import LEASE_CHANGED, moved_from
 from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, once_each
 from fencepost.model.run import (
     HANDED_OFF,
@@ -337,7 +340,7 @@ class MemoryLedger:
             ),
             key=lambda run: (run.key.slot, run.key),
         )
-        names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
+        names = {*looked_at(want), *(run.lease for run in (*others, own) if run and run.lease)}
         job = self.books.jobs.get(want.key.job)
         return Facts(
             own,
@@ -364,10 +367,15 @@ class MemoryLedger:
         assert decision.change is not None, "whoever may go has something to change"
         if decision.change.lost and facts.own is not None:
             self._tell(facts.own, "attempt_lost", now=now)
+        if facts.own is not None and moved_from(facts.own, decision.lease):
+            self._tell(facts.own, LEASE_CHANGED, now=now, detail=facts.own.lease)
         for other in passed_on(facts, decision.lease):
             self._tell(other, LAPSED, now=now, detail=str(want.key))
-        grant = self.leases.give(decision.lease, want.holder, want.policy.lease)
-        change, lease = decision.change, decision.lease
+        above, lease = 0 if facts.own is None else facts.own.token, decision.lease
+        if lease != want.lock:
+            self.leases.give(want.lock, mark_of(want, facts), MARK_TTL)
+        grant = self.leases.give(lease, want.holder, want.policy.lease, above=above)
+        change = decision.change
         run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)
         return Claimed(Verdict.GO, self.put(run), grant)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fencepost.ledger.draft_values import LEASE_FIELDS
 from fencepost.ledger.postgres_said import lease_key, said
 from fencepost.ledger.postgres_schema import LIVE, LIVE_OF_LOCKS
+from fencepost.model.divided import MARK
 from fencepost.stores.postgres_rows import OUR_PULSE, SERVER, SILENT, lease_key as digest_of
 
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -43,6 +44,9 @@ _NEW = f"json_to_recordset(:rows::json) AS new ({_FIELDS})"
 # Our own pulse, for runs to lean on; 0 if there is none, or it has ended, or nothing is to lean.
 OUR_OWN = f"ours (ours) AS MATERIALIZED (SELECT {OUR_PULSE})"
 
+# What stands for the permits of a lock is nobody's, and ends with nobody.
+_LEANS = f"new.held AND left(new.nonce, {len(MARK)}) <> '{MARK}'"
+
 # Leases that nobody ever had.
 INSERT = said(f"""
 WITH {OUR_OWN}, made AS (
@@ -50,7 +54,7 @@ WITH {OUR_OWN}, made AS (
            (key, namespace, name, token, nonce, held, expires_us, ttl_us, beat, since_us,
             host, pid, version, ended, pulse, pulse_nonce, server_us, grace_us)
     SELECT key, :namespace, name, token, nonce, held, expires_us, ttl_us, 0, since_us,
-           host, pid, version, ended, CASE WHEN held THEN ours ELSE 0 END, nonce, {SERVER},
+           host, pid, version, ended, CASE WHEN {_LEANS} THEN ours ELSE 0 END, nonce, {SERVER},
            :grace_us::bigint
       FROM {_NEW}, ours
         ON CONFLICT DO NOTHING
@@ -76,7 +80,7 @@ changed AS (
        SET token = new.token, nonce = new.nonce, held = new.held, expires_us = new.expires_us,
            ttl_us = new.ttl_us, beat = lease.beat + 1, since_us = new.since_us, host = new.host,
            pid = new.pid, version = new.version, ended = new.ended,
-           pulse = CASE WHEN new.held THEN ours ELSE 0 END, pulse_nonce = new.nonce,
+           pulse = CASE WHEN {_LEANS} THEN ours ELSE 0 END, pulse_nonce = new.nonce,
            server_us = {SERVER},
            grace_us = CASE WHEN lease.nonce = new.nonce
                            THEN greatest(lease.grace_us, :grace_us::bigint)

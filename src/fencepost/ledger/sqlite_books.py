@@ -21,11 +21,14 @@ from fencepost.model.claim import (
     Verdict,
     Want,
     decide,
-    leases_of,
+    looked_at,
+    mark_of,
     passed_on,
 )
 from fencepost.model.claimed import begun_record, changed_record, claimed_record
+from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
+from fencepost.model.fenced import LEASE_CHANGED, moved_from
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant
 from fencepost.model.named import NamedTuple
@@ -126,7 +129,7 @@ class SqliteBooks:
         rows = db.execute(sql.FIND_LIVE, (self._namespace, want.lock)).fetchall()
         others = [run for run in map(sql.run_of, rows) if run.key != want.key]
         others.sort(key=lambda run: (run.key.slot, run.key))
-        names = {*leases_of(want), *(run.lease for run in (*others, own) if run and run.lease)}
+        names = {*looked_at(want), *(run.lease for run in (*others, own) if run and run.lease)}
         standings, leases = {}, {}
         for name in names:
             standings[name], leases[name] = self.standing(db, name, proofs)
@@ -168,8 +171,13 @@ class SqliteBooks:
         assert change is not None, "whoever may go has something to change"
         if change.lost and own is not None:
             self._tell(db, own, "attempt_lost", now=now)
+        if own is not None and moved_from(own, lease):
+            self._tell(db, own, LEASE_CHANGED, now=now, detail=own.lease)
         for other in passed_on(scene.facts, lease):
             self._tell(db, other, LAPSED, now=now, detail=str(want.key))
+        if lease != want.lock:
+            mark, seen = mark_of(want, scene.facts), scene.leases[want.lock]
+            self._leases.give(db, want.lock, mark, MARK_TTL, seen=seen, above=0)
         above = 0 if own is None else own.token
         grant = self._leases.give(
             db, lease, want.holder, ttl, seen=scene.leases[lease], above=above

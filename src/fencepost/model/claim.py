@@ -9,8 +9,10 @@ from __future__ import annotations
 import enum
 
 from fencepost.errors import RunTimedOut
+from fencepost.model.divided import is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
+from fencepost.model.name import base
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
 from fencepost.model.rules import CatchUp
@@ -86,12 +88,17 @@ class Standing(NamedTuple):
     since: float = 0.0
     expires_in: float = 0.0
 
+    @property
+    def whole(self) -> bool:
+        """Whether somebody has it: not where the lease of a lock only says that it has permits."""
+        return self.held and not is_mark(self.holder)
+
 
 class Facts(NamedTuple):
     """All that a claim is decided by.
 
     ``own`` is the run asked for, ``others`` every live run of the same lock, oldest slot first.
-    ``standings`` has the lock's lease, or those of all permits, and those of live runs.
+    ``standings`` has the lock's lease, those of all permits it may need, and those of live runs.
     """
 
     own: RunRecord | None
@@ -109,7 +116,12 @@ def passed_on(facts: Facts, lease: str) -> Iterator[RunRecord]:
     Whoever has such a run may still end it: nobody else has the run. But from here on it is
     without a permit, and that has to be on record.
     """
-    return (run for run in facts.others if run.state is State.RUNNING and run.lease == lease)
+    lock = base(lease)  # whoever has it whole shuts out its permits, and the other way round
+    return (
+        run
+        for run in facts.others
+        if run.state is State.RUNNING and (run.lease == lease or lock in (lease, run.lease))
+    )
 
 
 class Verdict(enum.Enum):
@@ -174,6 +186,19 @@ def leases_of(want: Want) -> list[str]:
     if want.policy.overlap is not Overlap.ALLOW:
         return [want.lock]
     return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
+
+
+def looked_at(want: Want) -> list[str]:
+    """Return the leases that decide a claim: the lock itself, and its permits if it needs one."""
+    return (
+        [want.lock] if want.policy.overlap is not Overlap.ALLOW else [want.lock, *leases_of(want)]
+    )
+
+
+def mark_of(want: Want, facts: Facts) -> Holder:
+    """Return the mark that a claim of a permit leaves at the lock itself."""
+    before = facts.standings[want.lock].holder
+    return mark_holder(want.holder.nonce, limit=want.policy.max_concurrent, before=before)
 
 
 def decide(want: Want, facts: Facts, *, now: float) -> Decision:
@@ -320,7 +345,7 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
         if _can_be_resumed(want, other, facts, now=now):
             return Decision(Verdict.AFTER, blocker=other)
         return _blocked(want, facts, other, change=change)
-    if facts.standings[want.lock].held:
+    if facts.standings[want.lock].whole:
         return _blocked(want, facts, None, change=change)
     for other in in_the_way:
         if _came_first(want, other, facts):
@@ -330,14 +355,23 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
 
 def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
     for other in facts.others:
-        if _made_up_first(want, other, facts):
+        if _is_exclusive(want, other, facts) or _made_up_first(want, other, facts):
             if _can_be_resumed(want, other, facts, now=now):
                 return Decision(Verdict.AFTER, blocker=other)
             return _blocked(want, facts, other, change=change)
+    lock = facts.standings.get(want.lock)
+    if lock is not None and lock.whole:  # a plain lock has it
+        return _blocked(want, facts, None, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
+
+
+def _is_exclusive(want: Want, other: RunRecord, facts: Facts) -> bool:
+    """Say whether a run has, or had when it was lost, the whole lock of which a permit is asked."""
+    whole = other.state is State.RUNNING and other.lease == want.lock
+    return whole and _goes_first(want, other, facts)
 
 
 def _made_up_first(want: Want, other: RunRecord, facts: Facts) -> bool:
@@ -448,9 +482,9 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
 
 
 def _holder(want: Want, facts: Facts, other: RunRecord | None) -> Standing | None:
-    names = [other.lease] if other is not None and other.lease else leases_of(want)
+    names = [other.lease] if other is not None and other.lease else looked_at(want)
     held = (facts.standings[name] for name in names if name in facts.standings)
-    return next((standing for standing in held if standing.held), None)
+    return next((standing for standing in held if standing.whole), None)
 
 
 def _end(state: State, reason: str, **more: Any) -> Change:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, TokenStale
+from fencepost.model.divided import is_mark
 from fencepost.model.lease import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -270,7 +271,7 @@ class MemoryStore:
         return Grant(token, ttl)
 
     def _is_dead(self, record: Record) -> bool:
-        return not record.entrusted and self._stopped(record.holder)
+        return not (record.entrusted or is_mark(record.holder)) and self._stopped(record.holder)
 
     def _next_token(self) -> int:
         wall_us = int(self._world.clocks.wall() * 1e6)

@@ -9,6 +9,7 @@ and proves it again meanwhile. See docs/decisions/0022-postgres-leases.md.
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, StoreUnavailable, StoreUnfit, TokenStale
+from fencepost.model.divided import is_mark
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
@@ -178,7 +179,7 @@ class PostgresStore:
         self, name: str, holder: Holder, ttl: float, place: PostgresPlace | None
     ) -> Grant | sql.Row | None:
         """Return a grant; or a lease whose pulse is silent; or None after a lost race."""
-        pulse = self.beat(ttl)
+        pulse = 0 if is_mark(holder) else self.beat(ttl)
         sent = self._world.clocks.boottime()
         values = self._wished(name, holder, ttl, pulse)
         if place is not None and not place.called:

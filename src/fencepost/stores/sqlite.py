@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from fencepost.errors import BadUrl, FencepostError, LeaseLost, Misuse, StoreUnavailable, TokenStale
+from fencepost.model.divided import MARK
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
@@ -227,7 +228,8 @@ class SqliteStore(SqliteInner):
     def terms(self, nonce: str, ttl: float) -> tuple[int, str, int, int, str, str]:
         """Return a token, and until when and by which pulse its lease would be held: from now."""
         # The pulse must beat before anybody can read a row that leans on it.
-        pulse, pulse_inode = ("", "") if self._private else self._pulse.beat(nonce)
+        alone = self._private or nonce.startswith(MARK)
+        pulse, pulse_inode = ("", "") if alone else self._pulse.beat(nonce)
         clocks, ttl_us = self._world.clocks, int(ttl * 1e6)
         ends_us = int(clocks.boottime() * 1e6) + ttl_us
         since_us = int(clocks.wall() * 1e6)

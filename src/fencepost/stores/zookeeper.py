@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 from fencepost.errors import LeaseLost, OutcomeUnknown, StoreUnavailable, TokenStale
+from fencepost.model.divided import is_mark
 from fencepost.model.lease import (
     LONGEST_TTL,
     Grant,
@@ -173,12 +174,14 @@ class ZooKeeperStore:
         steps: list[Create | Write | Delete] = []
         if found.lock is not None:
             steps.append(Delete(lock, found.lock.version))
-        steps.append(Create(lock, str(text), ephemeral=True))
+        mark = is_mark(text.holder)  # of permits that other sessions may have
+        steps.append(Create(lock, str(text), ephemeral=not mark))
         if found.record is None:
             steps.append(Create(record, str(text)))
         else:
             steps.append(Write(record, str(text), found.record.version))
-        self._vouch(text.holder.nonce)
+        if not mark:
+            self._vouch(text.holder.nonce)
         if not self.door.commit(*steps, timeout=timeout):
             self._vouched.discard(text.holder.nonce)
             self._ready = False  # somebody may have removed what the nodes stand on

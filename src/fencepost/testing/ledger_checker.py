@@ -15,7 +15,7 @@ back by hand shows, because then its order is not that of the tokens.
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fencepost.model.definition import JobRecord
     from fencepost.model.run import RunRecord
     from fencepost.testing.checker import Violation
-    from fencepost.testing.evidence import Evidence
+    from fencepost.testing.evidence import Attempt, Evidence
 
 # What each promise says, in the order in which it is told.
 PROMISES = {
@@ -99,6 +99,7 @@ def prove(evidence: Evidence) -> Proof:
     for run in evidence.runs:
         by_job.setdefault(run.key.job, []).append(run)
     findings = [*_second_rows(evidence.runs), *_told(evidence), *_low_leases(evidence)]
+    findings += _mixed(evidence)
     unknown: list[str] = []
     slots = 0
     for job in evidence.jobs:
@@ -181,6 +182,29 @@ def _low_leases(evidence: Evidence) -> Iterator[Finding]:
         if run.token > known.get(lease, run.token):
             says = f"the lease {lease!r} is at {known[lease]}, and {run.key} had {run.token} of it"
             yield Finding("tokens", says, (run,))
+
+
+def _mixed(evidence: Evidence) -> Iterator[Finding]:
+    """Find runs that had a permit of a lock while another run had the whole lock."""
+    events = grouped(evidence.events)
+    newest = [
+        one
+        for run in evidence.runs
+        for one in attempts_of(run, events.get(str(run.key), []))
+        if one.newest and run.lease
+    ]
+    newest.sort(key=lambda one: (one.run.lock, one.began_at, one.token))
+    for lock, attempts in groupby(newest, key=lambda one: one.run.lock):
+        last: dict[bool, Attempt] = {}  # the one that lasts longest, of those with a permit or not
+        for one in attempts:
+            permit = one.run.lease != lock
+            other = last.get(not permit)
+            if other is not None and other.until > one.began_at:
+                says = f"{one.run.key} had {one.run.lease!r} while {other.run.key} had "
+                says += f"{other.run.lease!r}"
+                yield Finding("one at once", says, (other.run, one.run))
+            if permit not in last or one.until > last[permit].until:
+                last[permit] = one
 
 
 class _Walk:

@@ -22,6 +22,7 @@ from fencepost.errors import (
 )
 from fencepost.flows.attempt import NothingToDo
 from fencepost.flows.course import insist, save
+from fencepost.model.fenced import fence_of
 from fencepost.model.lease import MARGIN, admits
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import InDoubtPolicy, OnLoss, Overlap, Policy, Retry, RetryUntil
@@ -88,8 +89,7 @@ class SimulatedJob(NamedTuple):
 
     def guard_of(self, course: Course) -> str:
         """Return the name of the database's fence: runs side by side have one each."""
-        beside = self.policy.overlap is Overlap.ALLOW
-        return f"rows of {course.run.key}" if beside else f"rows of {self.lock}"
+        return f"rows of {fence_of('default', course.run).resource}"
 
 
 def draw_job(dice: Random, name: str, *, ttl: float) -> SimulatedJob:
