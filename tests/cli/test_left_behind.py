@@ -134,6 +134,18 @@ def test_a_command_within_a_command_may_leave_nothing_to_the_outer_one(kit: Kit)
     assert stopped.endswith(f"were stopped: sleep (pid {int(done.stdout)})")
 
 
+def test_a_python_without_ctypes_finds_them_by_their_mark(kit: Kit) -> None:
+    (kit.folder / "ctypes.py").write_text("raise ImportError('left out of this build')")
+    pythonpath = os.pathsep.join([str(kit.folder), os.environ.get("PYTHONPATH", "")])
+    leave = "import subprocess; streams = dict.fromkeys(('stdout', 'stderr'), -3); print("
+    leave += "subprocess.Popen(['sleep', '600'], start_new_session=True, **streams).pid)"
+    words = ("exec", "job", "--", sys.executable, "-c", leave)
+    done = kit.fencepost(*words, PYTHONPATH=pythonpath)
+    assert done.returncode == 0
+    assert not lives(int(done.stdout))
+    assert done.stderr.endswith(f"were stopped: sleep (pid {int(done.stdout)})\n")
+
+
 def has_runs(fp: Fencepost, count: int) -> bool:
     return len(fp.runs("job", limit=count)) == count
 

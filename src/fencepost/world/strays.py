@@ -68,16 +68,16 @@ class Trail:
         The process group that was ``told`` gets no second signal.
         """
         found = self.find(spare=spare)
-        groups: dict[int, Stray] = {}
+        groups: dict[int, list[Stray]] = {}
         for stray in found:
             # A session that a descendant began has only descendants in it, and so have its groups.
             whole = stray.descends or stray.session == self.session
             if not whole or stray.group == self.session:
                 _send(stray, signum)
             elif stray.group != told:
-                groups[stray.group] = stray
-        for group, stray in groups.items():  # as a whole, so that none of them can fork its way out
-            if _is_still(stray):
+                groups.setdefault(stray.group, []).append(stray)
+        for group, members in groups.items():  # as a whole: none of them can fork its way out
+            if any(map(_is_still, members)):  # else the number may be another group's by now
                 strike_group(group, signum)
         return found
 
