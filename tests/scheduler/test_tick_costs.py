@@ -11,7 +11,7 @@ import pytest
 from schedlab import Noon, url_of
 
 from fencepost import Fencepost
-from fencepost.ledger import sqlite_planner_rows as sql
+from fencepost.ledger import sqlite_planner_rows as sql, sqlite_retention_rows
 from fencepost.ledger.api import NOTHING, Attempt
 from fencepost.ledger.planning import Ask, Begun, End, Lane, Ticked
 from fencepost.ledger.sqlite_schema import migrate
@@ -240,7 +240,7 @@ def test_one_lane_is_found_by_its_number_also_when_it_has_ended(traced: Traced) 
 
 STATEMENTS = {
     name: text
-    for name, text in vars(sql).items()
+    for name, text in (vars(sql) | vars(sqlite_retention_rows)).items()
     if isinstance(text, str) and re.match(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE)\s", text)
 }
 # What is few is walked: instances, what runs; what an operator asks for; and of what is in order

@@ -65,8 +65,9 @@ class DraftRetention:
         def inside(draft: Draft) -> None:
             keys: list[RunKey] = []
             if chosen:
+                values = {**self._space, **self._ledger.dialect.runs.keys_of(chosen)}
                 still = (self._sql.FIND_FORGOTTEN, {**wanted, "most": most + 1})
-                _, rows = draft.ask([draft.runs_by(chosen, alone=True), still])
+                _, rows = draft.ask([(self._sql.LOCK_OLD, values), still])
                 here = {RunKey(*row) for row in rows}
                 keys = [key for key in chosen if key in here]
             steps = [*self._runs_gone(keys, most), *self._spans_gone(spans)]

@@ -60,6 +60,12 @@ SELECT {packed_row(RUN, RUN_KEY, of="old")}
     )
 )
 
+# Lock what is to be deleted, in order. Nothing of it is read: a checkpoint may be long.
+LOCK_OLD = said("""
+SELECT 1
+  FROM fencepost_run FORCE INDEX (PRIMARY)
+ WHERE namespace = :namespace AND (job, slot, `manual`, rerun) IN :keys
+   FOR UPDATE""")
 FORGET = tuple(
     said(f"""
 DELETE FROM {table}

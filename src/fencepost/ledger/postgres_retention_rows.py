@@ -64,6 +64,17 @@ _GONE = (
     "unnest(:jobs::text[], :slots::bigint[], :manuals::bigint[], :reruns::bigint[]) "
     "AS gone (job, slot, manual, rerun)"
 )
+# Lock what is to be deleted, in order. Nothing of it is read: a checkpoint may be long.
+LOCK_OLD = said(f"""
+SELECT 1
+  FROM (SELECT * FROM {_GONE} ORDER BY job COLLATE "C", slot, manual, rerun) AS gone
+ CROSS JOIN LATERAL (
+       SELECT 1
+         FROM fencepost_run AS run
+        WHERE run.namespace = :namespace AND run.job = gone.job AND run.slot = gone.slot
+          AND run.manual = gone.manual AND run.rerun = gone.rerun
+       OFFSET 0
+          FOR UPDATE) AS run""")
 FORGET = tuple(
     said(f"""
 DELETE FROM {table} AS old

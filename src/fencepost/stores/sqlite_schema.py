@@ -25,7 +25,8 @@ CREATE TABLE IF NOT EXISTS fencepost_file (
     time_namespace TEXT    NOT NULL
 )"""
 
-# A lease, kept for ever: a released one is a tombstone that carries the last token and nonce.
+# A lease. A released one is a tombstone that carries the last token and nonce; retention deletes it
+# together with the last run that had it.
 _CREATE_LEASE = """
 CREATE TABLE IF NOT EXISTS fencepost_lease (
     namespace   TEXT    NOT NULL,
@@ -47,7 +48,7 @@ CREATE TABLE IF NOT EXISTS fencepost_lease (
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID"""
 
-# Nobody should delete a lease, but people do. Its token must be remembered all the same.
+# Retention deletes leases, and people do. The token must be remembered all the same.
 _CREATE_MEMORY = """
 CREATE TRIGGER IF NOT EXISTS fencepost_lease_deleted AFTER DELETE ON fencepost_lease
 BEGIN
