@@ -372,9 +372,9 @@ class MemoryLedger:
         for other in passed_on(facts, decision.lease):
             self._tell(other, LAPSED, now=now, detail=str(want.key))
         above, lease = 0 if facts.own is None else facts.own.token, decision.lease
-        if lease != want.lock:
-            self.leases.give(want.lock, mark_of(want, facts), MARK_TTL)
         grant = self.leases.give(lease, want.holder, want.policy.lease, above=above)
+        if lease != want.lock:
+            self.leases.mark(want.lock, mark_of(want, facts), MARK_TTL)
         change = decision.change
         run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)
         return Claimed(Verdict.GO, self.put(run), grant)

@@ -180,6 +180,15 @@ class MemoryStore:
         """Grant a lease that was seen to be free, with a token that is higher than ``above``."""
         return self._grant(self._key(name), holder, ttl, above=above)
 
+    def mark(self, name: str, holder: Holder, ttl: float) -> None:
+        """Leave the mark of permits at a lock, with a token above those of this name."""
+        key = self._key(name)
+        before = self._shelf.records.get(key)
+        wall_us = int(self._world.clocks.wall() * 1e6)
+        token = next_token(0 if before is None else before.token, store_us=wall_us)
+        self._keep(key, holder, ttl, token)
+        self._shelf.highest = max(self._shelf.highest, token)
+
     def readopt(self, name: str, nonce: str, ttl: float) -> Grant:
         """Return again what this nonce was granted, from now on."""
         key = self._key(name)
@@ -257,7 +266,12 @@ class MemoryStore:
 
     def _grant(self, key: tuple[str, str], holder: Holder, ttl: float, *, above: int = 0) -> Grant:
         self._shelf.highest = max(self._shelf.highest, above)
-        token, now = self._next_token(), self._world.clocks.boottime()
+        token = self._next_token()
+        self._keep(key, holder, ttl, token)
+        return Grant(token, ttl)
+
+    def _keep(self, key: tuple[str, str], holder: Holder, ttl: float, token: int) -> None:
+        now = self._world.clocks.boottime()
         self._shelf.records[key] = Record(
             name=key[1],
             token=token,
@@ -268,7 +282,6 @@ class MemoryStore:
             ttl=ttl,
             since=self._world.clocks.wall(),
         )
-        return Grant(token, ttl)
 
     def _is_dead(self, record: Record) -> bool:
         return not (record.entrusted or is_mark(record.holder)) and self._stopped(record.holder)
