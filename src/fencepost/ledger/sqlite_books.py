@@ -168,7 +168,7 @@ class SqliteBooks:
         if decision.adopted:
             assert own is not None, "only a run that is there can be adopted"
             if not self._leases.extend(db, lease, nonce, own.token, ttl):
-                return Claimed(Verdict.BUSY, own, blocker=own)  # it ended while we looked
+                return Claimed(Verdict.BUSY, own, blocker=own, now=now)  # it ended meanwhile
             return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True), now=now)
         assert change is not None, "whoever may go has something to change"
         if change.lost and own is not None:

@@ -11,6 +11,7 @@ from fencepost.flows.trigger import Errand, trigger
 from fencepost.model.claim import Want
 from fencepost.model.event import LeaseEvent
 from fencepost.model.lease import Holder
+from fencepost.model.meant import Meant
 from fencepost.model.named import NamedTuple
 from fencepost.testing.simulator.jobs import Body, Database, Interrupted, SimulatedJob
 
@@ -116,7 +117,7 @@ class Worker:
         )
         reason = ""
         try:
-            outcome = await trigger(doors, errand, key)
+            outcome = await trigger(doors, errand, Meant(key))
             answer, reason = outcome.status, outcome.reason
             if answer in _ENDED:
                 self._ended.add(key)
