@@ -118,7 +118,7 @@ class Scheduling:
         """Tell whoever listens."""
         self._holding.emit(event)
 
-    async def _now(self) -> float:
+    async def now(self) -> float:
         """Return the time of the ledger's clock."""
         return await self.working.clock.ask(self.working.ledger)
 
@@ -215,7 +215,7 @@ class Scheduling:
         """Let the slots of a job pass, each recorded as skipped."""
         name = await self._known(job)
         at = 0.0 if until is None else float(instant(until))
-        if at and at <= await self._now():
+        if at and at <= await self.now():
             raise BadSlot(f"until is {until!r}, which is over: give an instant to come")
         return await self.planner.pause(name, reason=reason or operator_here(), until=at)
 
@@ -257,7 +257,7 @@ class Scheduling:
         declared, record = self.working.registry.get(name), await self.planner.job(name)
         if declared is None or (record is not None and (record.epoch or record.retired)):
             return record or JobRecord(name)
-        known, now = declared.defined(), int(await self._now())
+        known, now = declared.defined(), int(await self.now())
         schedule = declared.schedule
         due = None if schedule is None else next_start(schedule, declared.rules, name, now)
         found = JobRecord(name, spec=known.spec, rules=known.rules, template=name)
@@ -271,7 +271,7 @@ class Scheduling:
         name, schedule = record.job, record.schedule
         if schedule is None:
             raise BadSchedule(f"job {name!r} has no schedule: it runs when it is triggered")
-        start = await self._now() if after is None else float(instant(after))
+        start = await self.now() if after is None else float(instant(after))
         if isinstance(schedule, EveryAfter):
             due = [] if record.next_due is None else [record.next_due]
         else:
@@ -342,7 +342,7 @@ class Scheduling:
         record = await self.planner.job(job)
         if record is None:
             return
-        if record.pauses(await self._now()) or record.quarantined:
+        if record.pauses(await self.now()) or record.quarantined:
             raise Misuse(
                 f"job {job!r} is {'quarantined' if record.quarantined else 'paused'}, and nothing "
                 "of it is made up: resume it first, or do not wait"
@@ -375,7 +375,7 @@ class Scheduling:
         first, until = instant(start), instant(end)
         if until <= first:
             raise BadSlot(f"end {end!r} is not after start {start!r}: nothing lies between them")
-        until = min(until, int(await self._now()) + 1)  # the future is not to be made up
+        until = min(until, int(await self.now()) + 1)  # the future is not to be made up
         record = await self._read(job)
         name, schedule = record.job, record.schedule
         if schedule is None or isinstance(schedule, EveryAfter):
