@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -57,9 +58,12 @@ class Place:
 
     def exec(self, *words: str, off: int) -> subprocess.CompletedProcess[str]:
         """Run ``fencepost exec`` with a wrong clock."""
-        globals_ = ["--url", self.url, "--namespace", self.namespace]
-        command = [FENCEPOST, *globals_, "exec", "bills", *words, "--", "echo", "ran"]
-        return self._run(command, off=off, check=False)
+        return self.fencepost("exec", "bills", *words, "--", "echo", "ran", off=off)
+
+    def fencepost(self, *words: str, off: int) -> subprocess.CompletedProcess[str]:
+        """Run a command line with a wrong clock."""
+        where = ["--url", self.url, "--namespace", self.namespace]
+        return self._run([FENCEPOST, *where, *words], off=off, check=False)
 
     def _run(
         self, command: list[str], *, off: int, check: bool = True
@@ -218,6 +222,10 @@ def test_a_backfill_ends_now_by_the_ledgers_clock(place: Place, off: int, face: 
     (lane,) = finish(place.fp._working.ledger.planner.lanes())
     assert now - 1 <= lane.until <= time.time() + 1
     assert abs(lane.created_at - time.time()) < 60
+    asked = ["backfill", "bills", shown(start), shown(start + 2 * HOUR), "--dry-run"]
+    said = place.fencepost(*asked, off=off)
+    assert said.returncode == 0, said.stderr
+    assert max(re.findall(r"bills@[-0-9T:]+Z", said.stdout)) <= f"bills@{shown(int(time.time()))}"
 
 
 @pytest.mark.parametrize("off", [HOUR, -HOUR])
