@@ -29,7 +29,7 @@ LAYERS = [
     {"holding"},
     {"jobs", "bodies", "effects", "transaction", "gate", "lent"},
     {"transaction_sqlite", "transaction_server"},
-    {"running", "isolated", "alarm_ringing"},
+    {"running", "isolated", "alarm_ringing", "caller"},
     {"working", "isolated_child"},
     {"executors", "serving", "alarming"},
     {"serving_aio"},

@@ -5,28 +5,25 @@ from __future__ import annotations
 import inspect
 import json
 
-from fencepost.errors import BadSlot, Misuse, UnknownJob
+from fencepost.errors import Misuse, UnknownJob
 from fencepost.model.definition import Definition
 from fencepost.model.lease import checked_ttl
 from fencepost.model.name import checked
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import NEVER_AGAIN, Overlap, Policy, Retry, checked_policy
 from fencepost.model.rules import CatchUp, Rules, checked_rules, text_of
-from fencepost.model.schedule import EveryAfter, due_slot, schedule_of, spec_of
-from fencepost.model.slot import RunKey, checked_job, instant, shown
+from fencepost.model.schedule import EveryAfter, schedule_of, spec_of
+from fencepost.model.slot import checked_job
 from fencepost.model.tier import Tier
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from datetime import datetime
     from typing import Any
 
     from fencepost.model.run import RunRecord
     from fencepost.model.schedule import Schedule
 
-# How far a trigger's clock may run ahead of the slot that it means.
-EARLY = 1.0
 _ISOLATIONS = (None, "thread", "process")
 _PINS = (None, "epoch")
 _SCOPES = ("slot", "job")
@@ -297,34 +294,6 @@ class Registry:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
-
-
-def run_key(job: Job, slot: datetime | str | float | None, *, now: float) -> RunKey:
-    """Return which run a trigger means: that of the slot given, or of the newest one due."""
-    if slot is not None:
-        return RunKey(job.name, _produced(job, instant(slot), now=now))
-    if job.schedule is None:
-        raise BadSlot(
-            f"job {job.name!r} has no schedule to tell the slot from: give slot=…, or manual=True "
-            "for a run of its own"
-        )
-    due = due_slot(job.schedule, now, early=EARLY)
-    if due is None:
-        raise BadSlot(f"no slot of job {job.name!r} ({job.schedule}) is due yet")
-    return RunKey(job.name, due)
-
-
-def _produced(job: Job, slot: int, *, now: float) -> int:
-    if job.schedule is not None and not job.schedule.contains(slot):
-        near = job.schedule.latest(slot)
-        hint = "" if near is None else f"; the one before is {shown(near)}"
-        raise BadSlot(f"{shown(slot)} is no slot of job {job.name!r} ({job.schedule}){hint}")
-    if slot > now + EARLY:
-        raise BadSlot(
-            f"slot {shown(slot)} of job {job.name!r} is not due yet (it is {shown(int(now))} now): "
-            "a slot never starts early"
-        )
-    return slot
 
 
 def window_of(

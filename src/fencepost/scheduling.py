@@ -118,6 +118,10 @@ class Scheduling:
         """Tell whoever listens."""
         self._holding.emit(event)
 
+    async def now(self) -> float:
+        """Return the time of the ledger's clock."""
+        return await self.working.clock.ask(self.working.ledger)
+
     @property
     def planner(self) -> Planner:
         """The scheduling side of the ledger."""
@@ -212,7 +216,7 @@ class Scheduling:
         """Let the slots of a job pass, each recorded as skipped."""
         name = await self._known(job)
         at = 0.0 if until is None else float(instant(until))
-        if at and at <= self.world.clocks.wall():
+        if at and at <= await self.now():
             raise BadSlot(f"until is {until!r}, which is over: give an instant to come")
         return await self.planner.pause(name, reason=reason or operator_here(), until=at)
 
@@ -254,7 +258,7 @@ class Scheduling:
         declared, record = self.working.registry.get(name), await self.planner.job(name)
         if declared is None or (record is not None and (record.epoch or record.retired)):
             return record or JobRecord(name)
-        known, now = declared.defined(), int(self.world.clocks.wall())
+        known, now = declared.defined(), int(await self.now())
         schedule = declared.schedule
         due = None if schedule is None else next_start(schedule, declared.rules, name, now)
         found = JobRecord(name, spec=known.spec, rules=known.rules, template=name)
@@ -268,7 +272,7 @@ class Scheduling:
         name, schedule = record.job, lasting(record.schedule)
         if schedule is None:
             raise BadSchedule(f"job {name!r} has no schedule: it runs when it is triggered")
-        start = self.world.clocks.wall() if after is None else float(instant(after))
+        start = await self.now() if after is None else float(instant(after))
         if isinstance(schedule, EveryAfter):
             due = [] if record.next_due is None else [record.next_due]
         else:
@@ -339,7 +343,7 @@ class Scheduling:
         record = await self.planner.job(job)
         if record is None:
             return
-        if record.pauses(self.world.clocks.wall()) or record.quarantined:
+        if record.pauses(await self.now()) or record.quarantined:
             raise Misuse(
                 f"job {job!r} is {'quarantined' if record.quarantined else 'paused'}, and nothing "
                 "of it is made up: resume it first, or do not wait"
@@ -372,7 +376,7 @@ class Scheduling:
         first, until = instant(start), instant(end)
         if until <= first:
             raise BadSlot(f"end {end!r} is not after start {start!r}: nothing lies between them")
-        until = min(until, int(self.world.clocks.wall()) + 1)  # the future is not to be made up
+        until = min(until, int(await self.now()) + 1)  # the future is not to be made up
         record = await self._read(job)
         name, schedule = record.job, lasting(record.schedule)
         if schedule is None or isinstance(schedule, EveryAfter):
@@ -403,7 +407,7 @@ class Scheduling:
         for run in found.runs:
             if not run.key.manual:
                 known[run.key.slot] = run  # in order, so the newest rerun stays
-        keys, lane = [], lane._replace(created_at=self.world.clocks.wall())
+        keys, lane = [], lane._replace(created_at=self.working.clock.now())
         job = await self.planner.job(lane.job)
         pruned = -1 if job is None else job.pruned
         for slot in schedule.between(lane.start, lane.until):

@@ -6,6 +6,7 @@ import os
 from functools import partial
 
 from fencepost.bodies import called_here, in_a_thread, kept_result, on_a_loop, supervised
+from fencepost.caller import Asked, CallersClock, see_through
 from fencepost.errors import FencepostError, Misuse, RunCancelled
 from fencepost.flows.acquire import Granted
 from fencepost.flows.attempt import RELEASED, attempt, conclude, kept_words
@@ -22,12 +23,12 @@ from fencepost.flows.handoff import (
 )
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
-from fencepost.flows.trigger import Crashed, Errand, trigger
+from fencepost.flows.trigger import Crashed, Errand
 from fencepost.gate import Gate
 from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
 from fencepost.isolated import carried_apart, refusal
-from fencepost.jobs import Registry, carried_by, policy_from, run_key, window_of
+from fencepost.jobs import Registry, carried_by, policy_from, window_of
 from fencepost.ledger.api import Report
 from fencepost.ledger.open import ledger_of
 from fencepost.ledger.planning import Begun
@@ -99,6 +100,7 @@ class Working:
         self._kept: tuple[LeaseStore, Ledger] | None = None
         self._registered: set[str] = set()
         self._active = 0
+        self.clock = CallersClock(world.clocks, holding.emit, host=HOST)
         self._ending: Doors | None = None
         self._foreign: tuple[int, Callable[[], bool]] = (0, bool)
         self._lifeline = partial(_pulse_of, holding.store)
@@ -162,17 +164,10 @@ class Working:
         if found.name not in self._registered:
             await self.ledger.register(found.name, found.definition())
             self._registered.add(found.name)
-        now, doors = self._world.clocks.wall(), self.doors
-        errand = self._errand(found, trigger_name, patience, new=manual)
-        if not manual:
-            return self._told(await trigger(doors, errand, run_key(found, slot, now=now)))
-        number = 1
-        while True:  # the first number that nobody else has taken
-            key = RunKey(found.name, int(now), manual=number)
-            outcome = await trigger(doors, errand, key)
-            if outcome.reason != "taken":
-                return self._told(outcome)
-            number += 1
+        asked, wall = Asked(found, slot, manual), self._world.clocks.wall()
+        meant = await asked.meant_here(self.ledger, self.clock, now=wall)
+        errand = self._errand(asked, trigger_name, patience)
+        return self._told(await see_through(self.doors, errand, meant))
 
     async def cancel(self, run_id: str | RunKey, *, force: bool) -> RunRecord:
         """Cancel a run, or ask it to end."""
@@ -235,11 +230,11 @@ class Working:
         known = await job_of(doors, key.job) or JobRecord(key.job)
         template = known.template or key.job
         job = carried_by(body, self.registry.get(template), held.run, held.policy)
-        rerun = await repeated(doors, key)
+        rerun, now = await repeated(doors, key), await self.clock.ask(doors.ledger)
         sent = await take(doors, held)
         claimed = Claimed(Verdict.GO, held.run, Grant(token, held.policy.lease))
         begun = Begun(claimed, template, known.payload, known.spec, known.effective_from, rerun)
-        ended = await self.carry_out(job, claimed, sent, taken=True, terms=Terms(begun=begun))
+        ended = await self.carry_out(job, claimed, sent, taken_at=now, terms=Terms(begun=begun))
         assert not isinstance(ended, Crashed), "only what is isolated can crash by itself"
         if ended is None:
             return of_record(held.run, fresh=True)._replace(status="lost", reason="lost")
@@ -273,7 +268,9 @@ class Working:
         if self._doors is not None:
             await self._doors.ledger.close()
 
-    def _errand(self, job: Job, trigger_name: str, patience: float | None, *, new: bool) -> Errand:
+    def _errand(self, asked: Asked, trigger_name: str, patience: float | None) -> Errand:
+        job = asked.job
+
         def want(key: RunKey) -> Want:
             holder = Holder(self._world.nonce(), HOST, os.getpid(), VERSION)
             return Want(
@@ -283,11 +280,12 @@ class Working:
                 job.lock_of(key.slot),
                 "manual" if key.manual else trigger_name,
                 can_be_alone=self._active == 0 or self.can_be_apart(job),
-                new=new,
+                new=asked.manual,
             )
 
         carry_out = partial(self.carry_out, job)
-        return Errand(want, carry_out, self._holding.keeper.abandon, patience)
+        abandon = self._holding.keeper.abandon
+        return Errand(want, carry_out, abandon, patience, asked.meant_at, self.clock.note)
 
     def can_be_apart(self, job: Job) -> bool:
         """Say whether a job can have a process of its own."""
@@ -299,7 +297,7 @@ class Working:
         claimed: Claimed,
         sent: float,
         *,
-        taken: bool = False,
+        taken_at: float | None = None,
         terms: Terms = ALONE,
     ) -> RunRecord | Crashed | None:
         """Attempt what was claimed, or taken over, with its lease kept meanwhile."""
@@ -316,9 +314,8 @@ class Working:
             chatty=False,
         )
         course = Course(self._world, run, hold, job.policy, chatty=self._chatty)
-        if taken:
-            left = time_left(run, job.policy, now=self._world.clocks.wall())
-            course.taken_over(left)
+        if taken_at is not None:
+            course.taken_over(time_left(run, job.policy, now=taken_at))
         if terms.recall_at is not None:
             course.recall_at = terms.recall_at
         if terms.begun is not None:

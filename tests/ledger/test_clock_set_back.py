@@ -127,6 +127,7 @@ def test_another_try_of_what_is_only_triggered_does_not_wait_either(place: Place
     finish(place.ledger.finish(attempt_of(first), AGAIN))
     assert finish(place.ledger.claim(wanted(key, "second"))).verdict is Verdict.LATER
     place.clocks.step_wall(-HOUR)
+    place.clocks.advance(BELIEVED)
     assert finish(place.ledger.claim(wanted(key, "third"))).verdict is Verdict.GO
 
 

@@ -78,6 +78,28 @@ def test_who_finds_a_lock_taken_pays_for_it_once(
     assert (again.verdict, trips.cost()) == (Verdict.ENDED, 2)
 
 
+def test_only_who_asks_at_another_time_pays_for_the_ledgers_clock(
+    ledger: PostgresLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = attempt_of(finish(ledger.claim(wanted(RunKey("job", 1), "a"))))
+    finish(ledger.finish(first, DONE))
+    now = finish(ledger.now())
+    usual = wanted(RunKey("job", 2), "usual")._replace(since=now - 2, until=now + 3600)
+    early = wanted(RunKey("job", 3), "early")._replace(since=now + 1800)
+    late = wanted(RunKey("job", 4), "late")._replace(until=now - 1800)
+    trips = Trips(monkeypatch)
+    claimed = finish(ledger.claim(usual))
+    assert (claimed.verdict, trips.cost()) == (Verdict.GO, 1)
+    assert now <= claimed.now < now + 60
+    finish(ledger.finish(attempt_of(claimed), DONE))
+    assert trips.cost() == 1
+    for want in (early, late):
+        refused = finish(ledger.claim(want))
+        assert (refused.verdict, refused.run, trips.cost()) == (Verdict.OTHER_TIME, None, 3)
+        assert now <= refused.now < now + 60
+    assert len(finish(ledger.runs())) == 2
+
+
 def test_a_plain_lock_keeps_a_run_from_being_claimed(ledger: PostgresLedger) -> None:
     finish(ledger.leases.acquire("job", holder=Holder("plain", "here", 1), ttl=30.0))
     claimed = finish(ledger.claim(wanted(RunKey("job", 1), "run")))

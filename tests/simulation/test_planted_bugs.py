@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from planted import PLANTED
 from planted_clusters import PLANTED as PLANTED_IN_CLUSTERS
-from planted_runs import PLANTED as PLANTED_IN_RUNS
+from planted_runs import PLANTED as PLANTED_IN_RUNS, BelievesCallers, served_by
 
 from fencepost.flows import keep
 from fencepost.ledger import registering
@@ -15,7 +15,12 @@ from fencepost.testing.cluster_checker import check_cluster
 from fencepost.testing.run_checker import check_runs
 from fencepost.testing.simulator.cluster import Parts, simulate
 from fencepost.testing.simulator.deploys import simulate_deploys
-from fencepost.testing.simulator.runs import RunParts, simulate_race, simulate_runs
+from fencepost.testing.simulator.runs import (
+    RunParts,
+    simulate_callers,
+    simulate_race,
+    simulate_runs,
+)
 from fencepost.testing.simulator.serving import ServingParts, simulate_clusters
 
 WITHIN = 1000
@@ -63,6 +68,14 @@ def test_a_success_that_overwrites_cancelled_is_caught_where_both_race() -> None
         violation.rule == "lives"
         for seed in range(WITHIN)
         for violation in check_runs(simulate_race(seed, parts=parts))
+    )
+
+
+def test_a_ledger_that_believes_the_clock_of_a_caller_is_caught() -> None:
+    assert any(
+        violation.rule == "due"
+        for seed in range(WITHIN)
+        for violation in check_runs(simulate_callers(seed, parts=served_by(BelievesCallers)))
     )
 
 

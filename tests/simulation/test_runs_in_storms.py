@@ -15,7 +15,7 @@ from fencepost.testing.checker import relevant
 from fencepost.testing.history import Event, from_lines, table, to_lines
 from fencepost.testing.run_checker import check_runs
 from fencepost.testing.simulator import faults, runs
-from fencepost.testing.simulator.runs import simulate_race, simulate_runs
+from fencepost.testing.simulator.runs import simulate_callers, simulate_race, simulate_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "2000"))
 COMMAND = [sys.executable, "-c", "from fencepost.cli.main import main; raise SystemExit(main())"]
 LEDGERS = {"memory": runs.MEMORY, "sqlite": runs.SQLITE}
-SIMULATIONS: dict[str, Callable[..., list[Event]]] = {"runs": simulate_runs, "races": simulate_race}
+SIMULATIONS: dict[str, Callable[..., list[Event]]] = {
+    "runs": simulate_runs,
+    "races": simulate_race,
+    "callers": simulate_callers,
+}
 
 
 def explained(seed: int, history: list[Event]) -> str:
@@ -42,6 +46,8 @@ def explained(seed: int, history: list[Event]) -> str:
         ("runs", "sqlite", SEEDS // 40),
         ("races", "memory", SEEDS // 4),
         ("races", "sqlite", SEEDS // 40),
+        ("callers", "memory", SEEDS // 4),
+        ("callers", "sqlite", SEEDS // 40),
     ],
 )
 def test_no_seed_breaks_a_promise_about_a_run(of: str, store: str, seeds: int) -> None:
@@ -86,8 +92,9 @@ def test_different_seeds_give_different_runs() -> None:
 
 def test_both_ledgers_answer_alike_in_the_same_storm() -> None:
     # Without crashes: the store in memory notices them at once, and the other one at the end.
-    # Without steps of the clock: only one of them has its tokens from a count alone.
-    quiet = runs.FAULTS._replace(crashes=0.0)
+    # Without steps of the clock: only one of them has its tokens from a count alone, and the other
+    # one believes a step only after a silence.
+    quiet = runs.FAULTS._replace(crashes=0.0, wall_steps=0.0)
     for seed in range(10):
         memory, sqlite = (
             [

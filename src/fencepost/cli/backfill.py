@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 
-from fencepost.cli.declared import add_source, done, face_at, fencepost_of, has_source
+from fencepost.cli.declared import (
+    add_source,
+    done,
+    face_at,
+    fencepost_of,
+    has_source,
+    scheduling_of,
+)
 from fencepost.cli.instances import standing
 from fencepost.cli.main import FINE, WRONG, say
 from fencepost.cli.showing import print_json
 from fencepost.errors import Misuse
 from fencepost.model.slot import shown
+from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,7 +116,7 @@ def _asked(args: argparse.Namespace, bar: _Bar) -> list[RunKey] | Lane:
         answer = done(fencepost_of(args), work)
         return answer
     with face_at(args) as fp:
-        now = time.time()
+        now = finish(scheduling_of(fp).now())
         if wait and not any(standing(one, now=now) == "alive" for one in fp.instances()):
             raise Misuse(
                 "no instance is there to make it up: name the jobs as module:fp or a file, so that "

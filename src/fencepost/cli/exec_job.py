@@ -12,19 +12,21 @@ import contextlib
 import os
 import signal
 
+from fencepost.caller import Asked, CallersClock
 from fencepost.cli.asking import opened
 from fencepost.cli.exec import NO_STORE, Interrupted
 from fencepost.cli.exec_attempt import CommandAttempt
 from fencepost.cli.exec_lines import event_of, log_line, why_not_run
-from fencepost.cli.main import WRONG, say
-from fencepost.errors import FencepostError, Misuse
+from fencepost.cli.main import WRONG, code_of, say
+from fencepost.errors import BadSlot, FencepostError, Misuse
 from fencepost.flows.course import Doors
 from fencepost.flows.keep import LONGEST_SILENCE
 from fencepost.flows.trigger import Errand, trigger
-from fencepost.jobs import Declared, Words, declare, run_key
+from fencepost.jobs import Declared, Words, declare
 from fencepost.ledger.open import ledger_of
 from fencepost.model.claim import Want
 from fencepost.model.lease import Holder
+from fencepost.model.meant import Meant
 from fencepost.model.policy import Retry
 from fencepost.model.slot import RunKey, parsed
 from fencepost.model.tier import Tier
@@ -62,21 +64,21 @@ def run_job(args: argparse.Namespace, wanted: Wanted) -> int:
     """Run the command as the run of a job, and return the exit code."""
     job = _declared(args, wanted)
     world = Waiting()
-    if not args.manual:
-        run_key(job, args.slot, now=world.clocks.wall())  # what cannot be is said before all else
+    asked = Asked(job, args.slot, args.manual)
+    asked.meant(now=world.clocks.wall())  # what cannot be is said before all else
     store = opened(args, world)
     emit = log_line if args.verbose or os.environ.get("FENCEPOST_LOG") else _say_nothing
-    errand = JobErrand(world, ledger_of(world, store), job, wanted, emit)
+    errand = JobErrand(world, ledger_of(world, store), asked, wanted, emit)
     errand.listen()
     try:
-        outcome = finish(errand.carry_out(args.slot, manual=args.manual))
+        outcome = finish(errand.carry_out())
         code = errand.answer(outcome, quiet=args.quiet)
     except Interrupted as interrupted:
         code = 128 + interrupted.signum
     except FencepostError as error:
         if args.debug:
             raise
-        code = errand.without_store(error)
+        code = errand.without_run(error)
     with contextlib.suppress(FencepostError):  # whatever was to be said has been said by now
         finish(store.close())
     return code
@@ -105,11 +107,13 @@ class JobErrand:
     """One command as the run of a job, through all of its attempts."""
 
     def __init__(
-        self, waiting: Waiting, ledger: Ledger, job: Job, wanted: Wanted, emit: Emit
+        self, waiting: Waiting, ledger: Ledger, asked: Asked, wanted: Wanted, emit: Emit
     ) -> None:
-        self._waiting, self._key = waiting, RunKey(job.name, int(waiting.clocks.wall()), manual=1)
+        self._waiting, self._asked = waiting, asked
+        self._key = RunKey(asked.job.name, 0)  # which run is ours, from when it was chosen on
         self.world, self.ledger = BlockingWorld(), ledger  # in which no signal cuts anything short
-        self.job, self.wanted, self.emit = job, wanted, emit
+        self.job, self.wanted, self.emit = asked.job, wanted, emit
+        self._clock = CallersClock(waiting.clocks, self._tell_clock, host=os.uname().nodename)
         self.secrets = known_secrets(os.environ)
         self.told_to_end = 0  # the signal by which somebody stopped this program
         self._codes: dict[RunKey, int] = {}  # of the last attempt that was made here
@@ -122,20 +126,23 @@ class JobErrand:
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup would have it
                 signal.signal(signum, self._receive)
 
-    async def carry_out(self, slot: str | None, *, manual: bool) -> Outcome:
+    async def carry_out(self) -> Outcome:
         """Claim the run that is meant, see it through, and say what became of it."""
-        clocks = self._waiting.clocks
+        clocks, asked = self._waiting.clocks, self._asked
         give_up, pause = clocks.boottime() + self.wanted.wait, _FIRST_PAUSE
         await self._register()
-        if not manual:
-            self._key = run_key(self.job, slot, now=clocks.wall())
+        meant = await asked.meant_here(self.ledger, self._clock, now=clocks.wall())
+        self._key = meant.key
         # Without patience of our own it is the policy that says how long to wait for others.
-        errand = Errand(self._want, self._attempt, self._give_back, self.wanted.wait or None)
+        patience, note = self.wanted.wait or None, self._clock.note
+        errand = Errand(self._want, self._attempt, self._give_back, patience, self._meant_at, note)
         while True:
-            outcome = await trigger(Doors(self._waiting, self.ledger), errand, self._key)
+            outcome = await trigger(Doors(self._waiting, self.ledger), errand, meant)
             if outcome.reason == "taken":  # the number is: the next one may be free
                 self._key = self._key._replace(manual=self._key.manual + 1)
+                meant = Meant(self._key)
                 continue
+            meant = Meant(self._key)
             left = give_up - clocks.boottime()
             if left <= 0 or not await self._is_with_others(outcome):
                 return outcome
@@ -158,17 +165,17 @@ class JobErrand:
         failed = outcome.status == "failed" and outcome.reason in ("lost", "poison")
         if failed or not quiet:
             run = finish(self.ledger.find(key))
-            say(why_not_run(outcome, run, now=self.world.clocks.wall()))
+            say(why_not_run(outcome, run, now=self._clock.now()))
         return WRONG if failed else self.wanted.held_exit
 
-    def without_store(self, error: FencepostError) -> int:
-        """Say that the ledger could not be asked; return the exit code."""
+    def without_run(self, error: FencepostError) -> int:
+        """Say that the ledger could not be asked, or has no such run; return the exit code."""
         if self._codes:
             *_, code = self._codes.values()
             say(f"{error}; the command was run, and what became of the run is not known here")
             return code or WRONG
         say(f"{error}; the command was not run")
-        return NO_STORE
+        return code_of(error) if isinstance(error, BadSlot) else NO_STORE
 
     # What an attempt tells its errand.
 
@@ -199,6 +206,21 @@ class JobErrand:
             self._waiting.asleep = False
 
     # What the flow of a trigger asks for.
+
+    def _meant_at(self, now: float) -> RunKey:
+        self._key = self._asked.meant_at(now)
+        return self._key
+
+    def _tell_clock(self, event: JobEvent) -> None:
+        """Say once that this machine's clock is wrong: the slot went by the ledger's."""
+        self.emit(event)
+        if event.what == "clock_disagrees":
+            off = float(str(dict(event.more)["off"]).removesuffix("s"))
+            stands = "ahead of" if off > 0 else "behind"
+            say(
+                f"the clock of this machine is {abs(off):.1f} s {stands} the ledger's, and slots "
+                "go by the ledger's: set this one right"
+            )
 
     def _want(self, key: RunKey) -> Want:
         holder = Holder(self.world.nonce(), os.uname().nodename, os.getpid(), VERSION)

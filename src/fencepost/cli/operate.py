@@ -5,8 +5,6 @@ The ledger is told; every instance hears of it with its next look. What runs goe
 
 from __future__ import annotations
 
-import time
-
 from fencepost.cli.asking import asked
 from fencepost.cli.main import FINE, REFUSED, say
 from fencepost.cli.reading import job_called, ledger_at
@@ -42,16 +40,16 @@ def register(subparsers: Subparsers) -> None:
 
 def pause(args: argparse.Namespace) -> int:
     """Pause a job."""
-    now = time.time()
     until = 0.0 if args.until is None else float(instant(args.until))
-    if args.until is not None and until <= now:
-        raise BadSlot(f"until is {args.until!r}, which is over: give an instant to come")
     reason = f"{args.reason.strip()} ({operator_here()})" if args.reason.strip() else ""
     with ledger_at(args) as ledger:
         job = job_called(args.job, ledger)
         assert ledger is not None, "where there is a job there is a ledger"
         if job.retired:
             return _refuse_retired(job)
+        now = asked(ledger.now())
+        if args.until is not None and until <= now:
+            raise BadSlot(f"until is {args.until!r}, which is over: give an instant to come")
         reason = reason or f"by {operator_here()}"
         paused = asked(ledger.planner.pause(job.job, reason=reason, until=until))
     if args.json:

@@ -1,7 +1,8 @@
 """``fencepost simulate`` runs the production flows through storms of faults, one for each seed.
 
-There are five: of leases, of whole runs, of a run's end that races with those who cancel it, of
-clusters that serve schedules, and of deploys whose instances restart in any order.
+There are six: of leases, of whole runs, of a run's end that races with those who cancel it, of
+callers whose clocks are wrong, of clusters that serve schedules, and of deploys whose instances
+restart in any order.
 A seed that breaks a promise is shown with what led to it, and with the command that replays it.
 What is found does not depend on how many processes look for it.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     # How many events there were, and which seeds broke which promise first.
     Found = tuple[Stretch, int, list[tuple[int, Violation]]]
 
-SIMULATIONS = ("leases", "runs", "races", "clusters", "deploys")
+SIMULATIONS = ("leases", "runs", "races", "callers", "clusters", "deploys")
 _STRETCH = 100
 _BAR = 30
 
@@ -124,8 +125,12 @@ def _history(of: str, seed: int, store: str) -> list[Event]:
     from fencepost.testing.simulator import runs
 
     parts = runs.SQLITE if store == "sqlite" else runs.MEMORY
-    simulated = runs.simulate_runs if of == "runs" else runs.simulate_race
-    return simulated(seed, parts=parts)
+    simulated = {
+        "runs": runs.simulate_runs,
+        "races": runs.simulate_race,
+        "callers": runs.simulate_callers,
+    }
+    return simulated[of](seed, parts=parts)
 
 
 def _check(of: str, history: list[Event]) -> list[Violation]:

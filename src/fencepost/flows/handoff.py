@@ -122,7 +122,7 @@ async def repeated(doors: Doors, key: RunKey) -> int:
 
 async def beat(doors: Doors, held: Held, report: Report) -> bool:
     """Keep a handed-off run for its next beat's time; say whether a cancel was asked for."""
-    left = time_left(held.run, held.policy, now=doors.world.clocks.wall())
+    left = time_left(held.run, held.policy, now=await _asked(doors, doors.ledger.now))
     if left is not None and left <= 0 and held.run.state is State.RUNNING:
         assert held.policy.timeout is not None, "only what has a timeout can use it up"
         raise RunTimedOut(str(held.run.key), timeout=held.policy.timeout)

@@ -1,14 +1,16 @@
 """To trigger a slot is to claim it, see its run through to an end, and say what became of it.
 
 Any number may trigger one slot at once: the ledger lets one go, and tells the others who has it.
+Which slot is due the caller's clock can only guess; the ledger's clock decides.
 """
 
 from __future__ import annotations
 
-from fencepost.errors import OutcomeUnknown, StoreUnavailable
+from fencepost.errors import BadSlot, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
 from fencepost.model.ending import STORE_FAULT
+from fencepost.model.meant import Meant, clock_off
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
 from fencepost.model.run import State
@@ -42,18 +44,22 @@ class Errand(NamedTuple):
 
     ``want`` makes a request with a nonce of its own. ``carry_out`` attempts what was claimed with
     a request sent at the given instant; None means that it was lost. ``abandon`` gives back
-    whatever a nonce may have been granted.
+    whatever a nonce may have been granted. ``meant_at`` returns which run is meant at a time of the
+    ledger's clock, or raises ``BadSlot``. ``tell_clock`` hears how far the caller's clock is ahead
+    of the ledger's, 0 if the two agree.
     """
 
     want: Callable[[RunKey], Want]
     carry_out: Callable[[Claimed, float], Flow[RunRecord | Crashed | None]]
     abandon: Callable[[str, str], None]
     patience: float | None = None  # how long to wait for what others have; None: as policy says
+    meant_at: Callable[[float], RunKey] | None = None
+    tell_clock: Callable[[float], None] | None = None
 
 
-async def trigger(doors: Doors, errand: Errand, key: RunKey) -> Outcome:
-    """See the run ``key`` through to an end, or say who else does."""
-    seeing = _Seeing(doors, errand, key)
+async def trigger(doors: Doors, errand: Errand, meant: Meant) -> Outcome:
+    """See the run that is meant through to an end, or say who else does."""
+    seeing = _Seeing(doors, errand, meant)
     while True:
         outcome = await seeing.step()
         if outcome is not None:
@@ -63,8 +69,8 @@ async def trigger(doors: Doors, errand: Errand, key: RunKey) -> Outcome:
 class _Seeing:
     """One trigger, from its first claim to its outcome."""
 
-    def __init__(self, doors: Doors, errand: Errand, key: RunKey) -> None:
-        self._doors, self._errand, self._key = doors, errand, key
+    def __init__(self, doors: Doors, errand: Errand, meant: Meant) -> None:
+        self._doors, self._errand, self._meant = doors, errand, meant
         self._began = doors.world.clocks.boottime()
         self._pause = _FIRST_PAUSE
         self._ours = False  # whether the last attempt of it was ours
@@ -76,25 +82,49 @@ class _Seeing:
 
     async def step(self) -> Outcome | None:
         """Claim once and do what the answer asks for; return the outcome once there is one."""
-        want = self._errand.want(self._key)
+        key, since, until = self._meant
+        want = self._errand.want(key)._replace(since=since, until=until)
         if self._ours or self._waits:
             want = want._replace(new=False)  # by now it is, and it may be claimed again
+        wall = self._doors.world.clocks.wall
+        asked = wall()
         sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
-        verdict, run = claimed.verdict, claimed.run
+        if self._errand.tell_clock is not None:
+            self._errand.tell_clock(clock_off(claimed.now, asked=asked, answered=wall()))
+        if claimed.verdict is Verdict.OTHER_TIME:
+            await self._choose_again(claimed.now)
+            return None
+        self._meant = Meant(key)  # it is settled which run is meant, however long it takes
+        return await self._answered(want, claimed, sent)
+
+    async def _answered(self, want: Want, claimed: Claimed, sent: float) -> Outcome | None:
+        key, verdict, run = want.key, claimed.verdict, claimed.run
         if run is not None and run.fresh and run.holder.nonce == want.holder.nonce:
             self._made = True
         if verdict is Verdict.GO:
             return await self._go(claimed, sent)
         if verdict is Verdict.ENDED:
             if claimed.run is None:  # it is so old that nobody remembers how it ended
-                slot = shown(self._key.slot)
-                return Outcome("already_done", "pruned", run_id=str(self._key), slot=slot)
+                slot = shown(key.slot)
+                return Outcome("already_done", "pruned", run_id=str(key), slot=slot)
             return self._ended(claimed.run, claimed)
         if verdict is Verdict.AFTER:
             return await self._resume(claimed)
         if verdict is Verdict.REPLACE:
             return await self._replace(want, claimed)
         return await self._wait(want, claimed)
+
+    async def _choose_again(self, now: float) -> None:
+        """Choose the run by the ledger's clock: the caller's is wrong, or the claim took long."""
+        key, meant_at = self._meant.key, self._errand.meant_at
+        assert meant_at is not None, "only a run that was chosen by a clock is meant at some times"
+        try:
+            key = meant_at(now)
+        except BadSlot:
+            # A run of it may be there all the same, if the ledger's clock was set back since.
+            if await self._doors.ledger.find(key) is None:
+                raise
+        self._meant = Meant(key)
 
     async def _go(self, claimed: Claimed, sent: float) -> Outcome | None:
         self._ours, self._pause = True, _FIRST_PAUSE
@@ -121,11 +151,10 @@ class _Seeing:
         holder = claimed.holder
         if holder is None or not claimed.fresh:
             return outcome
-        now = self._doors.world.clocks.wall()
         return outcome._replace(
             holder=str(holder.holder),
             token=holder.token,
-            held_for=max(0.0, now - holder.since),
+            held_for=max(0.0, claimed.now - holder.since),
             lease_left=holder.expires_in,
         )
 
@@ -136,7 +165,7 @@ class _Seeing:
         if self._resumed > _MOST_RESUMED:
             return self._in_others_hands(claimed, "too_many_before")
         older = self._errand._replace(want=self._not_new)  # it is nobody's own but the slot's
-        await trigger(self._doors, older, claimed.blocker.key)
+        await trigger(self._doors, older, Meant(claimed.blocker.key))
         return None
 
     def _not_new(self, key: RunKey) -> Want:
@@ -146,7 +175,7 @@ class _Seeing:
         """Ask the run in our way to stop; after its grace take its token away."""
         assert claimed.blocker is not None, "something must be in the way"
         world, key = self._doors.world, claimed.blocker.key
-        now, operator = world.clocks.boottime(), f"replaced by {self._key}"
+        now, operator = world.clocks.boottime(), f"replaced by {self._meant.key}"
         self._waits = True
         try:
             if self._asked_to_stop != key:
@@ -186,12 +215,11 @@ class _Seeing:
     async def _give_up_waiting(self, want: Want) -> None:
         operator = f"{want.holder} stopped waiting"
         cancel = self._doors.ledger.cancel
-        await cancel(self._key, force=False, operator=operator, only_waiting=True)
+        await cancel(self._meant.key, force=False, operator=operator, only_waiting=True)
 
     def _in_others_hands(self, claimed: Claimed, reason: str) -> Outcome:
-        now = self._doors.world.clocks.wall()
-        slot = self._key.slot
-        return held(str(self._key), slot=slot, reason=reason, holder=claimed.holder, now=now)
+        key, now = self._meant.key, claimed.now
+        return held(str(key), slot=key.slot, reason=reason, holder=claimed.holder, now=now)
 
     def _may_wait(self, otherwise: float | None = 0.0) -> bool:
         """Say whether there is patience left; without any of our own, as the policy has it."""
@@ -222,7 +250,7 @@ class _Seeing:
     async def _is_over(self) -> bool:
         """Say whether somebody has ended the run while it waits for its retry."""
         try:
-            run = await self._doors.ledger.find(self._key)
+            run = await self._doors.ledger.find(self._meant.key)
         except (OutcomeUnknown, StoreUnavailable):
             return False  # asked again after the next nap
         return run is None or run.state not in (State.WAITING_RETRY, State.PENDING)

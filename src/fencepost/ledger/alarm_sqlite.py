@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.ledger import alarm_sqlite_rows as sql, alarm_verbs as verbs, sqlite_clock as clock
+from fencepost.ledger import alarm_sqlite_rows as sql, alarm_verbs as verbs
 from fencepost.model.alarm import AlarmState, Batch, NextDue
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.world.sqlite import PATIENCE
@@ -113,6 +113,7 @@ class SqliteAlarms:
         self._world, self._ledger, self._leases = world, ledger, ledger.leases
         self._settles = bool(ledger.abilities.settles)
         self._namespace = ledger.leases.namespace
+        self._clock = ledger.books.clock
 
     async def set(self, setting: Setting) -> AlarmRecord:
         """Set an alarm, in place of what there was."""
@@ -172,7 +173,7 @@ class SqliteAlarms:
         """Delete tombstones that were kept for long enough."""
 
         def work(desk: SqliteAlarmDesk) -> int:
-            if clock.agreed(desk.db, self._world.clocks):
+            if self._clock.look(desk.db):
                 return 0
             values = (self._namespace, desk.now, limit)
             gone = list(map(sql.alarm_of, desk.db.execute(sql.FIND_PRUNABLE, values).fetchall()))
@@ -205,7 +206,7 @@ class SqliteAlarms:
             _close(proofs)
 
     def _desk(self, db: Connection, proofs: list[int]) -> SqliteAlarmDesk:
-        return SqliteAlarmDesk(db, self._ledger, proofs, now=self._world.clocks.wall())
+        return SqliteAlarmDesk(db, self._ledger, proofs, now=self._clock.now(db))
 
     def _list(
         self, kind: str | None, states: Sequence[AlarmState], limit: int
@@ -227,10 +228,7 @@ class SqliteAlarms:
         wake_at, firing = desk.db.execute(sql.next_due(len(kinds)), values).fetchone()
         if wake_at is None:
             return NextDue(None, bool(firing))
-        within = wake_at - desk.now
-        if within <= 0.0:  # unless it is our clock that is early
-            within += clock.off_by(desk.db, self._world.clocks)
-        return NextDue(max(0.0, within), bool(firing))
+        return NextDue(max(0.0, wake_at - desk.now), bool(firing))
 
     def _claim_due(self, want: AlarmWant) -> Batch:
         if not want.policies or not self._look(lambda desk: self._worthwhile(desk, want)):
@@ -238,7 +236,7 @@ class SqliteAlarms:
 
         def work(desk: SqliteAlarmDesk) -> Batch:
             self._ledger.refuse_doubtful(desk.db)
-            if clock.agreed(desk.db, self._world.clocks):
+            if self._clock.look(desk.db):
                 return Batch()  # what is due is for those to say who know it
             batch = verbs.claim(desk, want)
             if batch.lost:

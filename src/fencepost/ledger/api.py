@@ -178,5 +178,8 @@ class Ledger(Protocol):
     async def jobs(self) -> list[JobRecord]:
         """Return all jobs, by name."""
 
+    async def now(self) -> float:
+        """Return the time of the ledger's clock."""
+
     async def close(self) -> None:
         """Close what the ledger opened; its leases close with it."""

@@ -50,6 +50,7 @@ def claim(draft: Draft, want: Want) -> Claimed:
         holder=decision.holder,
         pause=max(0.0, decision.at - draft.now),
         fresh=decision.change is not None,
+        now=draft.now,
     )
 
 
@@ -137,7 +138,7 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
         assert own is not None, "only a run that is there can be adopted"
         extended = draft.extend(lease, want.holder.nonce, own.token, ttl)
         assert extended, "an attempt that is alive holds its lease"
-        return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True))
+        return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True), now=draft.now)
     assert change is not None, "whoever may go has something to change"
     if change.lost and own is not None:
         _tell(draft, own, "attempt_lost")
@@ -149,7 +150,7 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
         draft.give(want.lock, mark_of(want, facts), MARK_TTL)
     grant = draft.give(lease, want.holder, ttl, above=0 if own is None else own.token)
     run = claimed_record(want, own, change, lease=lease, token=grant.token, now=draft.now)
-    return Claimed(Verdict.GO, draft.put(run), grant)
+    return Claimed(Verdict.GO, draft.put(run), grant, now=draft.now)
 
 
 def _change(draft: Draft, want: Want, own: RunRecord | None, change: Change) -> RunRecord:

@@ -400,7 +400,7 @@ class DraftDesk(LaneShelf):
         run, grant = draft.begin_run(want)
         planned = due.planned
         draft.put_job(job.passed(planned.watermark, planned.next_due, planned.owed))
-        return Claimed(Verdict.GO, run, grant)
+        return Claimed(Verdict.GO, run, grant, now=draft.now)
 
     def _have(self, wants: Sequence[Want]) -> None:
         """Have locks that were not foreseen, and read what is to be known about them."""

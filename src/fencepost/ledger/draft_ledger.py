@@ -203,6 +203,11 @@ class DraftLedger(Doors):
         rows = await self._world.call(self.read, self._sql.FIND_JOBS, values)
         return [job_of(row) for row in rows]
 
+    async def now(self) -> float:
+        """Return the time of the server's clock."""
+        rows = await self._world.call(self.read, self._sql.FIND_NOW, {})
+        return float(rows[0][0])
+
     async def accept_copy(self) -> None:
         """Take this for the ledger, though it may be an older copy; an operator says so."""
         if self.testimony is not None:

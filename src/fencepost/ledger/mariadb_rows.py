@@ -313,6 +313,8 @@ SELECT {SEEN_JOB}
   FROM fencepost_job AS known FORCE INDEX (PRIMARY)
  WHERE known.namespace = :namespace AND known.job IN :jobs""")
 
+FIND_NOW = said(f"SELECT {NOW}")
+
 FIND_JOBS = said(f"""
 SELECT {JOB_COLUMNS} FROM fencepost_job AS known WHERE namespace = :namespace ORDER BY job""")
 

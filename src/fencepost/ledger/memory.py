@@ -269,6 +269,10 @@ class MemoryLedger:
         with self.leases.turn:
             return [self.books.jobs[job] for job in sorted(self.books.jobs)]
 
+    async def now(self) -> float:
+        """Return the time of the ledger's clock."""
+        return self._world.clocks.wall()
+
     async def close(self) -> None:
         """Have nothing to close."""
 
@@ -293,6 +297,7 @@ class MemoryLedger:
             holder=decision.holder,
             pause=max(0.0, decision.at - now),
             fresh=decision.change is not None,
+            now=now,
         )
 
     def finish_now(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
@@ -363,7 +368,7 @@ class MemoryLedger:
         if decision.adopted:
             assert facts.own is not None, "only a run that is there can be adopted"
             grant = self.leases.readopt(decision.lease, want.holder.nonce, want.policy.lease)
-            return Claimed(Verdict.GO, facts.own, grant)
+            return Claimed(Verdict.GO, facts.own, grant, now=now)
         assert decision.change is not None, "whoever may go has something to change"
         if decision.change.lost and facts.own is not None:
             self._tell(facts.own, "attempt_lost", now=now)
@@ -377,7 +382,7 @@ class MemoryLedger:
             self.leases.mark(want.lock, mark_of(want, facts), MARK_TTL)
         change = decision.change
         run = claimed_record(want, facts.own, change, lease=lease, token=grant.token, now=now)
-        return Claimed(Verdict.GO, self.put(run), grant)
+        return Claimed(Verdict.GO, self.put(run), grant, now=now)
 
     def _change(
         self, want: Want, own: RunRecord | None, change: Change, *, now: float

@@ -161,7 +161,8 @@ class PostgresLedger(DraftLedger):
         bearings.granted(answer)
         run = begun_record(want, token=token, now=now)
         self.testify(run)
-        return bearings.leaning(Claimed(Verdict.GO, run, Grant(token, want.policy.lease)))
+        grant = Grant(token, want.policy.lease)
+        return bearings.leaning(Claimed(Verdict.GO, run, grant, now=now))
 
     def _finish(self, attempt: Attempt, settled: Settled, report: Report) -> RunRecord:
         if settled.state.terminal and report == NOTHING and attempt.run is not None:

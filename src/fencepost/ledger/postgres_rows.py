@@ -300,6 +300,8 @@ SELECT {_JOB_COLUMNS}, {version()}
   FROM fencepost_job
  WHERE namespace = :namespace AND job = ANY(:jobs::text[])""")
 
+FIND_NOW = said(f"SELECT {NOW}")
+
 FIND_JOBS = said(
     f"SELECT {_JOB_COLUMNS} FROM fencepost_job WHERE namespace = :namespace ORDER BY job"
 )

@@ -30,8 +30,9 @@ _BEGUN_COLUMNS = """
             version, reason, blocker, origin, created_at, started_at, ended_at, not_before,
             beat_at, cancel_at, starts, losses, releases, streak, strikes, solitary, saves, epoch"""
 
-# There is no such run yet, no live run of its lock, the job may run, and the lock's lease is free,
-# or was never granted: ``decide`` would say GO to just that. And nothing makes it an older copy of
+# There is no such run yet, no live run of its lock, the job may run, it is the time at which the
+# asker means this run, and the lock's lease is free, or was never granted: ``decide`` would say GO
+# to just that. And nothing makes it an older copy of
 # the ledger. Whoever asks has the turn of the lock, from an earlier statement: so what is seen here
 # is all there is. Only who takes plain locks has no turn. If that one was faster, all of it is
 # undone, and asked again. A prune has no turn either: it deletes a run and raises the mark of its
@@ -45,6 +46,7 @@ WITH {OUR_OWN}, free AS MATERIALIZED (
       LEFT JOIN fencepost_lease AS lease ON lease.key = :key
      WHERE (lease.held OR lease.nonce = :nonce) IS NOT TRUE
        AND NOT EXISTS (SELECT 1 FROM fencepost_run WHERE {THIS_RUN})
+       AND now >= :since::double precision AND now < :until::double precision
        AND NOT EXISTS (
            SELECT 1 FROM fencepost_run
             WHERE namespace = :namespace AND lock = :lock AND {LIVE}
@@ -211,6 +213,8 @@ def claim_of(want: Want, *, namespace: str) -> dict[str, Any]:
         "version": storable(holder.version),
         "origin": want.trigger,
         "epoch": want.epoch,
+        "since": want.since,
+        "until": want.until,
     }
 
 

@@ -151,7 +151,7 @@ class SqliteLedger:
         """Keep an event about a run."""
 
         def work(db: Connection) -> None:
-            now = self._world.clocks.wall()
+            now = self.books.clock.now(db)
             self.books.append(db, RunEvent(key, now, what, token, "", detail))
 
         await self._world.call(self.written, work, False)  # noqa: FBT003 -- as above
@@ -210,6 +210,10 @@ class SqliteLedger:
             self.read, lambda db: db.execute(sql.FIND_JOBS, values).fetchall()
         )
         return [job_of(row) for row in rows]
+
+    async def now(self) -> float:
+        """Return the time of the file."""
+        return await self._world.call(self.read, self.books.clock.now)
 
     async def accept_copy(self) -> None:
         """Take this file for the ledger, though it may be an older copy; an operator says so."""
@@ -302,8 +306,8 @@ class SqliteLedger:
             return None
 
         def work(db: Connection) -> Claimed | None:
-            if db is not self.ready:
-                return None  # a connection whose tables nobody has looked at yet
+            if db is not self.ready or not self.books.clock.known:
+                return None  # a connection whose tables, or clock, nobody has looked at yet
             return self.books.claim_free(db, want)
 
         self._file.follow()

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from fencepost.ledger.planning import Due, End
+    from fencepost.ledger.sqlite_clock import FileClock
     from fencepost.model.run import RunRecord
     from fencepost.stores.sqlite import SqliteStore
-    from fencepost.world.api import World
 
     T = TypeVar("T")
 
@@ -74,8 +74,8 @@ SELECT 1 FROM fencepost_run
 class SqliteBatches:
     """Claims and ends by the batch, inside of an open write transaction."""
 
-    def __init__(self, world: World, leases: SqliteStore) -> None:
-        self._world, self._leases, self._namespace = world, leases, leases.namespace
+    def __init__(self, leases: SqliteStore, clock: FileClock) -> None:
+        self._clock, self._leases, self._namespace = clock, leases, leases.namespace
 
     def claim(self, db: Connection, slots: Sequence[Due]) -> list[Claimed | None]:
         """Claim slots against which nothing speaks, and let their jobs pass them."""
@@ -85,7 +85,7 @@ class SqliteBatches:
         return claimed
 
     def _claim(self, db: Connection, slots: Sequence[Due]) -> list[Claimed | None]:
-        now, (nonce, *who) = self._world.clocks.wall(), slots[0].want.holder
+        now, (nonce, *who) = self._clock.now(db), slots[0].want.holder
         newest, boot, now_us, _, *pulse = self._leases.terms(nonce, 0.0)
         # Each has a token of its own, and none is from later than now.
         first = newest - len(slots) + 1
@@ -104,7 +104,8 @@ class SqliteBatches:
             ours = (self._namespace, *want.key, token, want.holder.nonce)
             if all_of_them or db.execute(WAS_CLAIMED, ours).fetchone() is not None:
                 run = begun_record(want, token=token, now=now)
-                claimed.append(Claimed(Verdict.GO, run, Grant(token, want.policy.lease)))
+                grant = Grant(token, want.policy.lease)
+                claimed.append(Claimed(Verdict.GO, run, grant, now=now))
             else:
                 claimed.append(None)
         return claimed
@@ -121,7 +122,7 @@ class SqliteBatches:
     def _finish(
         self, db: Connection, ends: Sequence[tuple[End, RunRecord]]
     ) -> list[RunRecord | None]:
-        now = self._world.clocks.wall()
+        now = self._clock.now(db)
         values: list[Any] = [self._namespace, now]
         for (attempt, settled, _), _ in ends:
             values += (*attempt.key, attempt.token, attempt.nonce, settled.state.value)

@@ -12,6 +12,7 @@ from fencepost.errors import LeaseLost, RunLost, UnknownRun
 from fencepost.ledger import sqlite_rows as sql
 from fencepost.ledger.api import NOTHING
 from fencepost.ledger.sqlite_batches import SqliteBatches
+from fencepost.ledger.sqlite_clock import FileClock
 from fencepost.model.claim import (
     Change,
     Claimed,
@@ -68,13 +69,16 @@ class SqliteBooks:
     """The rows of one namespace, and the leases beside them."""
 
     def __init__(self, world: World, leases: SqliteStore) -> None:
-        self._world, self._leases, self._namespace = world, leases, leases.namespace
+        self._leases, self._namespace = leases, leases.namespace
+        self.clock = FileClock(world.clocks)
         self._begun: dict[str, RunRecord] = {}  # what was claimed here and has not ended
-        self._batches = SqliteBatches(world, leases)
+        self._batches = SqliteBatches(leases, self.clock)
 
     def claim_free(self, db: Connection, want: Want) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None if that changed nothing."""
-        ttl, now, holder = want.policy.lease, self._world.clocks.wall(), want.holder
+        ttl, now, holder = want.policy.lease, self.clock.now(db), want.holder
+        if not want.since <= now < want.until:
+            return None
         token, *terms = self._leases.terms(holder.nonce, ttl)
         asked = (self._namespace, *want.key, want.lock, token, *holder, want.trigger, now)
         before = db.total_changes  # which counts what triggers do, as a row count does not
@@ -83,7 +87,7 @@ class SqliteBooks:
             return None
         run = begun_record(want, token=token, now=now)
         self._keep_in_mind(run)
-        return Claimed(Verdict.GO, run, Grant(token, ttl))
+        return Claimed(Verdict.GO, run, Grant(token, ttl), now=now)
 
     def claim_all(self, db: Connection, slots: Sequence[Due]) -> list[Claimed | None]:
         """Claim by the batch what nothing speaks against; None for each of which something does."""
@@ -105,8 +109,8 @@ class SqliteBooks:
 
     def claim(self, db: Connection, want: Want, *, proofs: list[int]) -> Claimed:
         """Decide, and carry the decision out. ``proofs`` of deaths are closed after the commit."""
-        now = self._world.clocks.wall()
-        scene = self._scene(db, want, proofs)
+        now = self.clock.confirmed(db)
+        scene = self._scene(db, want, proofs, now=now)
         own, decision = scene.facts.own, decide(want, scene.facts, now=now)
         for other in scene.facts.others:
             if other.key in decision.superseded:
@@ -122,9 +126,10 @@ class SqliteBooks:
             holder=decision.holder,
             pause=max(0.0, decision.at - now),
             fresh=decision.change is not None,
+            now=now,
         )
 
-    def _scene(self, db: Connection, want: Want, proofs: list[int]) -> Scene:
+    def _scene(self, db: Connection, want: Want, proofs: list[int], *, now: float) -> Scene:
         own = self.find(db, want.key)
         rows = db.execute(sql.FIND_LIVE, (self._namespace, want.lock)).fetchall()
         others = [run for run in map(sql.run_of, rows) if run.key != want.key]
@@ -141,7 +146,7 @@ class SqliteBooks:
             others,
             standings,
             quarantined=bool(quarantined),
-            paused=bool(paused) and not 0.0 < until <= self._world.clocks.wall(),
+            paused=bool(paused) and not 0.0 < until <= now,
             retired=bool(retired),
             pruned=want.key.slot <= pruned,
         )
@@ -166,8 +171,8 @@ class SqliteBooks:
         if decision.adopted:
             assert own is not None, "only a run that is there can be adopted"
             if not self._leases.extend(db, lease, nonce, own.token, ttl):
-                return Claimed(Verdict.BUSY, own, blocker=own)  # it ended while we looked
-            return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True))
+                return Claimed(Verdict.BUSY, own, blocker=own, now=now)  # it ended meanwhile
+            return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True), now=now)
         assert change is not None, "whoever may go has something to change"
         if change.lost and own is not None:
             self._tell(db, own, "attempt_lost", now=now)
@@ -183,7 +188,7 @@ class SqliteBooks:
             db, lease, want.holder, ttl, seen=scene.leases[lease], above=above
         )
         run = claimed_record(want, own, change, lease=lease, token=grant.token, now=now)
-        return Claimed(Verdict.GO, self.put(db, run, before=own), grant)
+        return Claimed(Verdict.GO, self.put(db, run, before=own), grant, now=now)
 
     def _change(
         self, db: Connection, want: Want, own: RunRecord | None, change: Change, *, now: float
@@ -206,7 +211,7 @@ class SqliteBooks:
 
     def beat(self, db: Connection, attempt: Attempt, ttl: float, report: Report) -> bool | RunLost:
         """Renew the lease and take the report."""
-        now, key = self._world.clocks.wall(), self._key(attempt)
+        now, key = self.clock.confirmed(db), self._key(attempt)
         found = db.execute(sql.BEAT, (now, report.done, report.total, *key)).fetchall()
         if not found:
             return self.stale(db, attempt, "beat")
@@ -227,7 +232,7 @@ class SqliteBooks:
         order: int | None = None,
     ) -> bool | RunLost:
         """Keep a checkpoint, unless a later one is there already."""
-        now, key = self._world.clocks.wall(), self._key(attempt)
+        now, key = self.clock.now(db), self._key(attempt)
         values = (now, report.done, report.total, *(order, checkpoint) * 3, order)
         found = db.execute(sql.SAVE, (*values, *key)).fetchall()
         if not found:
@@ -258,7 +263,7 @@ class SqliteBooks:
         self, db: Connection, attempt: Attempt, scope: str, item: str, call: str, *, repeat: bool
     ) -> Found:
         at = (self._namespace, scope, item)
-        begun = (attempt.token, str(attempt.key), call, self._world.clocks.wall())
+        begun = (attempt.token, str(attempt.key), call, self.clock.now(db))
         if db.execute(sql.BEGIN_FIRST, (*at, *begun)).rowcount:
             return Found.FIRST
         known = sql.item_of(db.execute(sql.FIND_ITEM, at).fetchone())
@@ -289,7 +294,7 @@ class SqliteBooks:
         """End items that this attempt began."""
         if not self.has(db, attempt):
             return self.stale(db, attempt, "end")
-        now, ours = self._world.clocks.wall(), (str(attempt.key), attempt.token, call)
+        now, ours = self.clock.now(db), (str(attempt.key), attempt.token, call)
         for item, state, error in items:
             values = (state.value, error, now, self._namespace, scope, item, *ours)
             db.execute(sql.END, values)
@@ -305,7 +310,7 @@ class SqliteBooks:
         begun = self._begun_by(attempt)
         if begun is None:
             return None
-        now = self._world.clocks.wall()
+        now = self.clock.now(db)
         ended = (settled.state.value, settled.reason, now, now, settled.result, settled.error)
         values = (*ended, report.done, report.total, *self._key(attempt))
         silent = report.done is None and report.total is None
@@ -356,7 +361,7 @@ class SqliteBooks:
             return Ended(run, freed=False)
         if run is None or not _is_by(run, attempt):
             return self.stale(db, attempt, "finish")
-        now, settled = self._world.clocks.wall(), in_view_of(run, settled)
+        now, settled = self.clock.now(db), in_view_of(run, settled)
         if settled.state in UNFINISHED:
             detail = settled.error or ""
             self._tell(db, run, UNFINISHED[settled.state], now=now, detail=detail)
@@ -374,7 +379,7 @@ class SqliteBooks:
             return self.stale(db, attempt, "hand_over")
         if not self._leases.entrust(db, attempt.lease, attempt.nonce, attempt.token, ttl):
             raise LeaseLost(attempt.lease, token=attempt.token, reason="it ran out")
-        now = self._world.clocks.wall()
+        now = self.clock.now(db)
         if not run.handed_off:
             self._tell(db, run, HANDED_OFF, now=now)
         db.execute(sql.HAND_OVER, (now, *self._key(attempt)))
@@ -389,7 +394,7 @@ class SqliteBooks:
             raise UnknownRun(str(key))
         if before.state.terminal or (only_waiting and not before.fresh):
             return Ended(before, freed=False)
-        now, token = self._world.clocks.wall(), 0
+        now, token = self.clock.now(db), 0
         run = before._replace(cancel_at=before.cancel_at or now)
         if run.state is State.RUNNING and not force:
             self._tell(db, run, "cancel_requested", now=now, detail=operator)
@@ -437,7 +442,7 @@ class SqliteBooks:
             reason = "the ledger has no record"
             return RunLost(str(attempt.key), token=attempt.token, reason=reason)
         if not (what == "beat" and run.was_ended_by(attempt.token, attempt.nonce)):
-            now = self._world.clocks.wall()
+            now = self.clock.now(db)
             event = RunEvent(attempt.key, now, "stale_write", attempt.token, attempt.holder, what)
             self.append(db, event)
         return RunLost(str(attempt.key), token=attempt.token, reason=why_lost(run))

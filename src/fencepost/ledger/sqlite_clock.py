@@ -2,10 +2,13 @@
 
 On SQLite every process is the store's clock. All of one machine read the same one, unless somebody
 tampered with it: so whoever's wall clock stands otherwise to the boot clock than the file has on
-record decides nothing, until the others have been silent for a while.
+record decides no slots, and what it writes has the time of the others, until these have been silent
+for a while.
 """
 
 from __future__ import annotations
+
+from fencepost.model.meant import SLACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,8 +16,9 @@ if TYPE_CHECKING:
 
     from fencepost.world.api import Clocks
 
-# How far a clock may be off, and how long those who agreed must have been silent to be overruled.
-SLACK, SILENCE = 2.0, 15.0
+# How long those who agreed must have been silent to be overruled, and how often one of them says
+# that it still agrees.
+SILENCE, CONFIRMS = 15.0, 5.0
 
 FIND_CLOCK = "SELECT era, ahead, confirmed_at FROM fencepost_clock WHERE id = 1"
 
@@ -23,17 +27,59 @@ PUT_CLOCK = (
 )
 
 
+class FileClock:
+    """The time of a file, as one process knows it: its own wall clock, less what that is off.
+
+    The record is read again after a few seconds, and at once if our own wall clock was set. Until
+    then nobody can have overruled what it said: that takes a longer silence.
+    """
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._off = 0.0
+        self._ahead = 0.0  # of our wall clock, when the record was read
+        self._read_at: float | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether the record need not be read now."""
+        if self._read_at is None:
+            return False
+        boot = self._clocks.boottime()
+        moved = self._clocks.wall() - boot - self._ahead
+        return 0.0 <= boot - self._read_at < CONFIRMS and -SLACK <= moved <= SLACK
+
+    def now(self, db: Connection) -> float:
+        """Return the time of the file."""
+        if not self.known:
+            self._keep(_seen(db, self._clocks)[0])
+        return self._clocks.wall() - self._off
+
+    def confirmed(self, db: Connection) -> float:
+        """Return the time of the file, and say in it now and then that we agree, if we do.
+
+        For those who write in any case, and are perhaps the only ones who do.
+        """
+        if not self.known and not self.look(db) and _seen(db, self._clocks)[2] >= CONFIRMS:
+            confirm(db, self._clocks)
+        return self._clocks.wall() - self._off
+
+    def look(self, db: Connection) -> float:
+        """Return how far our wall clock is off; where nobody disagrees it is on record from now."""
+        off, known, _ = _seen(db, self._clocks)
+        if not known:
+            confirm(db, self._clocks)
+        self._keep(off)
+        return off
+
+    def _keep(self, off: float) -> None:
+        boot = self._clocks.boottime()
+        self._off, self._ahead, self._read_at = off, self._clocks.wall() - boot, boot
+
+
 def off_by(db: Connection, clocks: Clocks) -> float:
     """Return how far our wall clock is from the one on record, if too far; 0 if it is not."""
     return _seen(db, clocks)[0]
-
-
-def agreed(db: Connection, clocks: Clocks) -> float:
-    """Return the same; where nobody is there to disagree, ours is on record from now on."""
-    off, known = _seen(db, clocks)
-    if not known:
-        confirm(db, clocks)
-    return off
 
 
 def confirm(db: Connection, clocks: Clocks) -> None:
@@ -42,15 +88,16 @@ def confirm(db: Connection, clocks: Clocks) -> None:
     db.execute(PUT_CLOCK, (clocks.era() or "", clocks.wall() - boot, boot))
 
 
-def _seen(db: Connection, clocks: Clocks) -> tuple[float, bool]:
-    """Return how far ours is off, and whether the clock on record is one to go by."""
+def _seen(db: Connection, clocks: Clocks) -> tuple[float, bool, float]:
+    """Return how far ours is off, whether the clock on record is one to go by, and its silence."""
     boot = clocks.boottime()
     row = db.execute(FIND_CLOCK).fetchone()
     if row is None or row[0] != (clocks.era() or ""):
-        return 0.0, False
+        return 0.0, False, 0.0
     off: float = clocks.wall() - boot - row[1]
+    silent: float = boot - row[2]
     if abs(off) <= SLACK:
-        return 0.0, True
-    if boot - row[2] < SILENCE:
-        return off, True
-    return 0.0, False
+        return 0.0, True, silent
+    if silent < SILENCE:
+        return off, True, silent
+    return 0.0, False, silent

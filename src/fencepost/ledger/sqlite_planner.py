@@ -186,7 +186,7 @@ class SqlitePlanner:
         def inside(db: Connection) -> T:
             self._ledger.refuse_doubtful(db)
             # Who disagrees with the others goes by their time: else it would take them for gone.
-            off = clock.agreed(db, self._world.clocks)
+            off = self._ledger.books.clock.look(db)
             now = self._world.clocks.wall() - off
             desks.append(SqliteDesk(db, self._ledger.books, self._leases, now=now, off=off))
             return work(desks[-1], db)

@@ -41,6 +41,8 @@ _SAME_TIME = 5.0
 # And so many times max_losses without a step forward are enough, whoever is to blame: where no
 # asker can run it alone, nothing else would ever end it.
 HOPELESS = 4
+# Later than any ledger's clock will ever be.
+FOREVER = 2.0**62
 
 
 class Want(NamedTuple):
@@ -50,6 +52,8 @@ class Want(NamedTuple):
     for a run of one's own: if the key is taken already, it is somebody else's. Who is ``patient``
     waits for a lock without a record of it; who has no ``room`` wants to know, not to begin.
     ``planned`` is when the slot was to start, if its jitter made that later than its instant.
+    The asker means this run only if the ledger's clock is at ``since`` or later, and before
+    ``until``.
     """
 
     key: RunKey
@@ -63,6 +67,8 @@ class Want(NamedTuple):
     room: bool = True
     epoch: int = 0
     planned: float = 0.0
+    since: float = 0.0
+    until: float = FOREVER
 
     @property
     def behind(self) -> bool:
@@ -134,6 +140,7 @@ class Verdict(enum.Enum):
     AFTER = "after"  # an older run of the lock was lost, and is to be resumed first
     REPLACE = "replace"  # the run that is in its way is to be cancelled first
     NO_ROOM = "no_room"  # it could go, but the asker has no room for it
+    OTHER_TIME = "other_time"  # by the ledger's clock the asker means another run; nothing changed
 
 
 class Change(NamedTuple):
@@ -169,7 +176,8 @@ class Decision(NamedTuple):
 class Claimed(NamedTuple):
     """A ledger's answer to a claim: the verdict, and the run as it is now.
 
-    ``pause`` is how long it is until the run may be claimed, if that is known.
+    ``pause`` is how long it is until the run may be claimed, if that is known. ``now`` is the time
+    of the ledger's clock.
     """
 
     verdict: Verdict
@@ -179,6 +187,7 @@ class Claimed(NamedTuple):
     holder: Standing | None = None
     pause: float = 0.0
     fresh: bool = False  # for ENDED: this very claim ended it
+    now: float = 0.0
 
 
 def leases_of(want: Want) -> list[str]:
@@ -203,6 +212,8 @@ def mark_of(want: Want, facts: Facts) -> Holder:
 
 def decide(want: Want, facts: Facts, *, now: float) -> Decision:
     """Decide a claim at the ledger's time ``now``."""
+    if not want.since <= now < want.until and not _asked_before(want, facts.own):
+        return Decision(Verdict.OTHER_TIME)
     decision = _decide(want, facts, now=now)
     if decision.verdict is Verdict.GO and not want.room and not decision.adopted:
         return Decision(Verdict.NO_ROOM)
@@ -239,6 +250,11 @@ def _decide(  # noqa: C901, PLR0911 -- one line for each way a claim can go
         if refusal is not None:
             return refusal
     return _free_or_blocked(want, facts, change=Change(State.RUNNING), now=now)
+
+
+def _asked_before(want: Want, own: RunRecord | None) -> bool:
+    """Say whether this very request has been answered, and the answer got lost."""
+    return own is not None and own.holder.nonce == want.holder.nonce
 
 
 def _waits(run: RunRecord, *, now: float) -> bool:

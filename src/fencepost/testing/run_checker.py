@@ -13,6 +13,7 @@ items        an effect outside happens once, or again only where its policy says
 rows         what succeeded has each of its rows in the database exactly once
 checkpoint   it never goes back, and each attempt begins where the last one saved
 answers      whoever triggers gets an answer, unless it crashed, and the answer is true
+due          a run is claimed only if its slot is due, and a trigger is about the slot it means
 progress     after the storm every slot that was due has ended
 
 The five promises of ``checker`` hold for the leases of runs as well, and are checked along. These
@@ -164,7 +165,10 @@ class _Reader:
         self._open[event.holder] = event
 
     def _answered(self, event: Event) -> None:
-        self._open.pop(event.holder, None)
+        asked = self._open.pop(event.holder, None)
+        if asked is not None and asked.run != event.run:
+            says = f"{event.holder} asked for {asked.run}, and was answered about {event.run}"
+            self._found("due", says)
         state = self._run(event.run).state
         if event.state in _ANSWERS and (state is None or state.value != _ANSWERS[event.state]):
             now = state.value if state else "not there"
@@ -178,6 +182,8 @@ class _Reader:
 
     def _claimed(self, event: Event) -> None:
         run, policy = self._run(event.run), self._policy(event.run)
+        if self._due and all(due.run != event.run for due in self._due):
+            self._found("due", f"{run.key} was claimed, and is not due")
         if run.state is State.RUNNING:
             run.loss = True
         self._change(run, State.RUNNING, event)

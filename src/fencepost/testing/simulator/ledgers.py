@@ -335,6 +335,10 @@ class RemoteLedger:
         """Ask for all jobs."""
         return self._plainly(lambda ledger: ledger.jobs())
 
+    def now(self) -> Flow[float]:
+        """Ask for the time of the ledger's clock."""
+        return self._plainly(lambda ledger: ledger.now())
+
     def sync(self) -> Flow[None]:
         """Ask for what was written to survive a power cut."""
         return self._plainly(lambda ledger: ledger.sync())

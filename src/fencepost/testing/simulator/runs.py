@@ -33,6 +33,8 @@ _TTLS = (0.5, 1.0, 2.0)
 _FIRST_SLOT, _HOUR = 1_767_225_600, 3600
 # Slots have whole seconds, and a ledger says 0 for "never": so its clock begins well after that.
 _WALL = 10_000.0
+# Where callers choose the slot, the ledger's clock is half an hour after one, and stays near that.
+_NEWEST = 1000 * _HOUR
 # By how much the ledger's wall clock may be set: a run may have to wait that much longer.
 _LONGEST_STEP = 20.0
 _CALM = 60.0
@@ -55,6 +57,7 @@ class Shape(NamedTuple):
     slots: int = 4
     cancels: float = 1.5
     moody: bool = True
+    newest: bool = False  # callers do not name a slot: they mean the newest one that is due
 
 
 MEMORY = RunParts()
@@ -62,6 +65,8 @@ SQLITE = RunParts(server=sqlite_ledger)
 STORM = Shape()
 # One run, and everybody who could end it at once.
 RACE = Shape(names="ab", length=1.5, jobs=1, slots=1, cancels=3.0, moody=False)
+# Callers whose clocks are hours off ask for the newest slot.
+CALLERS = Shape(cancels=0.5, moody=False, newest=True)
 FAULTS = knobs.ALL._replace(crashes=1.5, pauses=4.0, breaks=0.3, cancellations=0.0, deletions=0.0)
 RACE_FAULTS = FAULTS._replace(
     lost_requests=0.1, lost_replies=0.15, duplicates=0.15, delays=0.1, crashes=0.3, pauses=0.7
@@ -85,13 +90,21 @@ def simulate_race(seed: int, *, parts: RunParts = MEMORY) -> list[Event]:
     return simulate_runs(seed, parts=parts, faults=RACE_FAULTS, shape=RACE)
 
 
+def simulate_callers(seed: int, *, parts: RunParts = MEMORY) -> list[Event]:
+    """Let callers with wrong clocks trigger whatever is due."""
+    return simulate_runs(seed, parts=parts, shape=CALLERS)
+
+
 class RunCluster(Storm):
     """A ledger, a fenced database, a few workers and an operator, and all that happens to them."""
 
     def __init__(self, seed: int, *, parts: RunParts, faults: Faults, shape: Shape) -> None:
         super().__init__(seed, faults=faults, ttls=_TTLS, length=shape.length, names=shape.names)
         self._parts, self._shape = parts, shape
-        self._store_machine = Machine(self._scheduler, name="store", wall=_WALL)
+        wall = _NEWEST + _HOUR / 2 if shape.newest else _WALL
+        self._store_machine = Machine(self._scheduler, name="store", wall=wall)
+        for node in self._nodes:
+            self._near_the_ledger(node)
         self._server = parts.server(
             ServerWorld(self._scheduler, self._store_machine, instance="store"),
             self.recorder,
@@ -106,6 +119,7 @@ class RunCluster(Storm):
             moody=shape.moody,
             patience=_CALM,
             idle=self._one_idle,
+            newest=_NEWEST if shape.newest else 0,
         )
         # Operators sit at a machine of their own, which nothing happens to.
         self._desk = SimulatedWorld(self._scheduler, self._machine("desk"), instance="operator")
@@ -156,8 +170,16 @@ class RunCluster(Storm):
                 job = job._replace(lock="lock")
             self.recorder.note("declared", name=name, detail=job.described())
             hours = range(1 + int(self._dice.random() * self._shape.slots))
-            slots += [(job, RunKey(name, _FIRST_SLOT + hour * _HOUR)) for hour in hours]
+            slots += [(job, RunKey(name, self._slot(hour))) for hour in hours]
         return tuple(slots)
+
+    def _slot(self, hour: int) -> int:
+        return _NEWEST - hour * _HOUR if self._shape.newest else _FIRST_SLOT + hour * _HOUR
+
+    def _near_the_ledger(self, node: Node) -> None:
+        """Have the clock of a machine be as wrong as was drawn, counted from the ledger's."""
+        if self._shape.newest:
+            node.machine.step(_NEWEST + _HOUR / 2)
 
     def _one_idle(self) -> None:
         if all(node.client.idle for node in self._nodes):
@@ -211,6 +233,7 @@ class RunCluster(Storm):
             node.client.calm = True
         self.recorder.note("calm")
         last = Node(self._machine("z"))
+        self._near_the_ledger(last)
         self._nodes.append(last)
         worker = self._worker(last)
         worker.calm = True

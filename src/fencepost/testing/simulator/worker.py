@@ -10,7 +10,9 @@ from fencepost.flows.keep import Charges, Hold
 from fencepost.flows.trigger import Errand, trigger
 from fencepost.model.claim import Want
 from fencepost.model.event import LeaseEvent
+from fencepost.model.every import Every
 from fencepost.model.lease import Holder
+from fencepost.model.meant import Meant, newest_slot
 from fencepost.model.named import NamedTuple
 from fencepost.testing.simulator.jobs import Body, Database, Interrupted, SimulatedJob
 
@@ -31,6 +33,8 @@ _WORTH_NOTING = frozenset({"lost", "reclaimed"})
 _ENDED = frozenset({"succeeded", "already_done", "failed", "timed_out", "cancelled"})
 # How often the last trigger of a slot is repeated before that is called no progress.
 _MOST_TRIGGERS = 12
+# When slots are due of which callers ask for the newest.
+_HOURLY = Every("1h")
 
 
 class Surroundings(NamedTuple):
@@ -44,6 +48,7 @@ class Surroundings(NamedTuple):
     moody: bool
     patience: float  # within which each slot's last trigger must have seen it through
     idle: Callable[[], None]  # called by each who has nothing left to do
+    newest: int = 0  # the newest slot by the ledger's clock, if that is what triggers ask for
 
 
 class Worker:
@@ -113,18 +118,30 @@ class Worker:
             lambda claimed, sent: self._carry_out(job, claimed, sent),
             self.charges.abandon,
             patience,
+            lambda now: self._newest(job, now).key,
         )
-        reason = ""
+        reason, run = "", str(key)
         try:
-            outcome = await trigger(doors, errand, key)
-            answer, reason = outcome.status, outcome.reason
+            outcome = await trigger(doors, errand, self._meant(job, key))
+            answer, reason, run = outcome.status, outcome.reason, outcome.run_id
             if answer in _ENDED:
                 self._ended.add(key)
         except (OutcomeUnknown, StoreUnavailable) as error:
             answer = type(error).__name__
         except Interrupted:
             answer = "interrupted"
-        note("outcome", node, holder=which, detail=reason, run=str(key), state=answer)
+        note("outcome", node, holder=which, detail=reason, run=run, state=answer)
+
+    def _meant(self, job: SimulatedJob, key: RunKey) -> Meant:
+        """Return the run that is meant: the one that is named, or the newest by our clock."""
+        if key.slot != self._shared.newest or self.calm:
+            return Meant(key)
+        return self._newest(job, self._world.clocks.wall())
+
+    def _newest(self, job: SimulatedJob, now: float) -> Meant:
+        meant = newest_slot(job.name, _HOURLY, now=now)
+        assert meant is not None, "there is one in every hour"
+        return meant
 
     def _want(self, job: SimulatedJob, key: RunKey) -> Want:
         world = self._world
