@@ -62,7 +62,7 @@ def worker(folder: str, name: str, first: int) -> None:
 
 def missing(folder: str) -> list[object]:
     """Return what the log knows of and the file in place does not."""
-    lacks = []
+    lacks: list[object] = []
     with closing(sqlite3.connect(f"{folder}/ledger.db")) as db:
         runs = {
             (job, slot): (state, saves)
@@ -132,7 +132,9 @@ def main() -> None:
                 os.rename(f"{folder}/aside{part}", f"{folder}/ledger.db{part}")
         lost = missing(folder)
         live = refused(folder, number)
-        print(json.dumps({"lacks": lacks[:3], "copy": copy, "live": live, "lost": lost}), flush=True)
+        print(
+            json.dumps({"lacks": lacks[:3], "copy": copy, "live": live, "lost": lost}), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,11 @@ import os
 from fencepost.errors import LedgerDoubtful
 from fencepost.ledger.retention import KEPT_FOR
 from fencepost.model.slot import RunKey
-from fencepost.model.witnessed import Commit, Found, Told, cell_from, has, told_line
+from fencepost.model.witnessed import Commit, Found, cell_from, commit_line, has
 from fencepost.world.witness import Cells, Seen, Witness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from sqlite3 import Connection
 
     from fencepost.model.witnessed import Cell
@@ -65,6 +64,10 @@ _FIND_PRUNED = "SELECT pruned FROM fencepost_job WHERE namespace = ? AND job = ?
 _OFTEN_US = 1_000_000
 _DAY = 86400.0
 
+# What a process has told: how far the file had counted, its last commit as a line, and the token.
+Telling = tuple[int, str, int]
+NOTHING: Telling = (0, "", 0)
+
 # What stands for a commit that nobody need remember.
 UNTOLD = Commit("", RunKey("", 0), 0)
 
@@ -81,7 +84,7 @@ class Testimony:
         self._incarnation = ""
         self._doubt = ""
         self._synced_token = self._told_token = 0
-        self._last = self._synced = Told()
+        self._last = self._synced = NOTHING
         self._read: list[str] = []  # cells of others of which this file has all
         self._pid, self._turn = os.getpid(), self._world.mutex()
 
@@ -123,32 +126,42 @@ class Testimony:
             )
 
     def count(self, db: Connection) -> int:
-        """Count a commit in the file, inside of its transaction; 0 where nobody would look."""
-        count: int = 0 if self._cells is None else db.execute(_COUNT_UP).fetchone()[0]
+        """Count a commit in the file, inside of its transaction; 0 where nobody would look.
+
+        Not in a file that is doubted: it would come to look like the one that it was copied from.
+        """
+        if self._cells is None or self._doubt:
+            return 0
+        count: int = db.execute(_COUNT_UP).fetchone()[0]
         return count
 
-    def tell(self, commit: Commit | None = None, *, counted: int = 0) -> Told:
+    def tell(self, commit: Commit | None = None, *, counted: int = 0) -> Telling:
         """Have a commit remembered that is in the file by now, before anybody acts on it.
 
         Commits are told in their order. What was counted may be told in any.
         """
-        with self._own_turn():
-            self._last = told = Told(max(self._last.counted, counted), commit or self._last.commit)
+        if self._pid != os.getpid():  # the lock that a fork has copied may be taken for ever
+            self._pid, self._turn = os.getpid(), self._world.mutex()
+        with self._turn:
+            before, line, token = self._last
+            if commit is not None:
+                line, token = commit_line(commit), commit.token
+            self._last = told = (max(before, counted), line, token)
             if self._boot:  # else a power cut cannot be told from a pause: only what is synced
-                self._write()
+                self._write(told)
         return told
 
-    def synced(self, told: Told) -> None:
+    def synced(self, told: Telling) -> None:
         """Have it remembered that what was told is on the disk: along with the next commit."""
-        with self._own_turn():
-            if told.counted >= self._synced.counted:
-                self._synced = told
-            if not self._boot:
-                self._last = self._synced
-                self._write()
-        if told.commit is not None:
-            self._synced_token = max(self._synced_token, told.commit.token)
-            if self._synced_token >= self._told_token + _OFTEN_US:
+        if told[0] >= self._synced[0]:  # one that came before it changes little
+            self._synced = told
+        if not self._boot:
+            with self._turn:
+                self._write(told)
+        token = told[2]
+        if token > self._synced_token:
+            self._synced_token = token
+            if token >= self._told_token + _OFTEN_US:
                 self._tell_line()
 
     def accept(self, db: Connection) -> None:
@@ -168,19 +181,13 @@ class Testimony:
 
     # Beneath.
 
-    def _own_turn(self) -> AbstractContextManager[object]:
-        """Return the lock of this process: the one that a fork copied may be taken for ever."""
-        if self._pid != os.getpid():
-            self._pid, self._turn = os.getpid(), self._world.mutex()
-        return self._turn
-
-    def _write(self) -> None:
+    def _write(self, told: Telling) -> None:
         """Write our own cell."""
-        if self._cells is None:
+        if self._cells is None or self._doubt:
             return
-        last = told_line(self._last)
-        synced = last if self._synced == self._last else told_line(self._synced)
-        if self._cells.write(f"{self._boot}\n{self._incarnation}\n{last}\n{synced}"):
+        synced = self._synced
+        text = f"{self._boot}\n{self._incarnation}\n{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}"
+        if self._cells.write(text, pid=self._pid):
             # All that these have told is in the file, and older than what we have told now.
             self._cells.remove(self._read, dead=True)
 
@@ -201,9 +208,8 @@ class Testimony:
     def _forget(self) -> None:
         """Begin another cell: what we have told so far was about another file."""
         assert self._cells is not None, "who forgets had cells"
-        with self._own_turn():
-            self._last = self._synced = Told()
-            self._cells.close()
+        self._last = self._synced = NOTHING
+        self._cells.close()
 
     def _lacks(self, db: Connection, cells: list[Cell]) -> str:
         """Say what a process has told that is not in the file; nothing if all is."""

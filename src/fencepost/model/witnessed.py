@@ -87,16 +87,11 @@ def _has_item(commit: Commit, found: Found) -> bool:
     return not commit.call or call != commit.call or state != "begun"
 
 
-def told_line(told: Told) -> str:
-    """Return what was told as two lines, for those who come later."""
-    commit = told.commit
-    if commit is None:
-        return f"{told.counted}\n"
-    namespace, (job, slot, manual, rerun), token, over, saves, *rest = commit
-    line = (
-        f"{told.counted}\n{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{token}\t{over:d}\t{saves}"
-    )
-    return line if commit.item is None else f"{line}\t{json.dumps(rest)}"
+def commit_line(commit: Commit) -> str:
+    """Return a commit as a line, for those who come later."""
+    namespace, (job, slot, manual, rerun), token, over, saves, scope, call, item = commit
+    line = f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{token}\t{over:d}\t{saves}"
+    return line if item is None else f"{line}\t{json.dumps((scope, call, item))}"
 
 
 def cell_from(text: str) -> Cell | None:

@@ -10,7 +10,7 @@ it when the process dies, and what a power cut takes from it only makes the witn
 from __future__ import annotations
 
 import os
-import time
+from time import monotonic
 from zlib import crc32
 
 from fencepost.model.named import NamedTuple
@@ -93,14 +93,18 @@ class Cells:
         self._fd, self._pid, self.own = -1, 0, ""
         self._look_at = 0.0
 
-    def write(self, text: str) -> bool:
-        """Put this into our own cell; say whether the cell is new."""
+    def write(self, text: str, *, pid: int) -> bool:
+        """Put this into our own cell, in the process ``pid``; say whether the cell is new."""
+        data = text.encode()
+        data = b"%08x %d %b" % (crc32(data), len(data), data)
         try:
-            new = self._lacks()
+            if pid == self._pid and monotonic() < self._look_at:
+                os.pwrite(self._fd, data, 0)
+                return False
+            new = self._lacks(pid)
             if new:
                 self._make()
-            data = text.encode()
-            os.pwrite(self._fd, b"%08x %d " % (crc32(data), len(data)) + data, 0)
+            os.pwrite(self._fd, data, 0)
         except OSError:
             return False  # a full disk, or a folder to read only, takes the witness, not the work
         return new
@@ -126,18 +130,15 @@ class Cells:
             os.close(self._fd)
         self._fd, self.own, self._look_at = -1, "", 0.0
 
-    def _lacks(self) -> bool:
+    def _lacks(self, pid: int) -> bool:
         """Say whether our own cell is to be made: in a fork's child, or where it was removed."""
-        if self._pid != os.getpid():
+        if self._pid != pid:
             if self._fd >= 0:
                 os.close(self._fd)  # our parent has the same, and its lock: nothing is lost
-            self._fd, self._pid, self._look_at = -1, os.getpid(), 0.0
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
+            self._fd, self._pid = -1, pid
         if not (self._fd >= 0 and os.fstat(self._fd).st_nlink):
             self.close()
-        self._look_at = now + _TRUSTED
+        self._look_at = monotonic() + _TRUSTED
         return self._fd < 0
 
     def _make(self) -> None:
