@@ -99,42 +99,54 @@ def refused(folder: str, slot: int) -> bool:
     return False
 
 
+def begun(folder: str, number: int) -> list[int]:
+    """Fork the workers of a round."""
+    pids = []
+    for each in range(WORKERS):
+        pid = os.fork()
+        if not pid:
+            worker(folder, f"worker {number}.{each}", number * 1_000)
+        pids.append(pid)
+    return pids
+
+
+def killed(pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    ended = [os.waitpid(pid, 0)[1] for pid in pids]
+    assert ended == [signal.SIGKILL] * WORKERS, ended
+
+
+def moved(folder: str, here: str, there: str) -> None:
+    """Rename a database with all that belongs to it."""
+    for part in PARTS:
+        if os.path.exists(f"{folder}/{here}{part}"):
+            os.rename(f"{folder}/{here}{part}", f"{folder}/{there}{part}")
+
+
 def main() -> None:
     folder, rounds, dice = sys.argv[1], int(sys.argv[2]), random.Random(sys.argv[3])
     refused(folder, 0)
     for number in range(1, rounds + 1):
         open(f"{folder}/log", "w").close()
-        begun = []
-        for each in range(WORKERS):
-            pid = os.fork()
-            if not pid:
-                worker(folder, f"worker {number}.{each}", number * 1_000)
-            begun.append(pid)
-        time.sleep(dice.uniform(0.01, 0.06))
+        pids = begun(folder, number)
+        while not os.path.getsize(f"{folder}/log"):
+            time.sleep(0.001)
+        time.sleep(dice.uniform(0.0, 0.05))
         source, target = (sqlite3.connect(f"{folder}/{n}.db") for n in ("ledger", "copy"))
         with closing(source), closing(target):
             source.backup(target)
-        time.sleep(dice.choice((0.0, dice.uniform(0.0, 0.001), dice.uniform(0.0, 0.03))))
-        for pid in begun:
-            os.kill(pid, signal.SIGKILL)
-        ended = [os.waitpid(pid, 0)[1] for pid in begun]
-        assert ended == [signal.SIGKILL] * WORKERS, ended
-        for part in PARTS:
-            if os.path.exists(f"{folder}/ledger.db{part}"):
-                os.rename(f"{folder}/ledger.db{part}", f"{folder}/aside{part}")
+        time.sleep(dice.choice((0.0, dice.uniform(0.0, 0.001), dice.uniform(0.005, 0.03))))
+        killed(pids)
+        moved(folder, "ledger.db", "aside.db")
         shutil.copyfile(f"{folder}/copy.db", f"{folder}/ledger.db")
         lacks = missing(folder)
         copy = refused(folder, 0)  # which ran long ago: on the copy nothing is recorded
-        for part in PARTS:
-            if os.path.exists(f"{folder}/ledger.db{part}"):
-                os.unlink(f"{folder}/ledger.db{part}")
-            if os.path.exists(f"{folder}/aside{part}"):
-                os.rename(f"{folder}/aside{part}", f"{folder}/ledger.db{part}")
-        lost = missing(folder)
-        live = refused(folder, number)
-        print(
-            json.dumps({"lacks": lacks[:3], "copy": copy, "live": live, "lost": lost}), flush=True
-        )
+        moved(folder, "ledger.db", "gone.db")
+        moved(folder, "aside.db", "ledger.db")
+        lost, live = missing(folder), refused(folder, number)
+        found = {"lacks": lacks[:3], "copy": copy, "live": live, "lost": lost}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

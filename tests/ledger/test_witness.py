@@ -83,7 +83,7 @@ def test_copies_from_any_moment_before_a_kill_are_refused_and_the_ledger_never_i
     told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     rounds = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
     assert len(rounds) == 40
-    assert sum(bool(one["lacks"]) for one in rounds) >= 20  # else nothing was tried
+    assert sum(bool(one["lacks"]) for one in rounds) >= 10  # else nothing was tried
     for one in rounds:
         assert one["lost"] == [], "the log knows of what the ledger does not"
         assert one["copy"] or not one["lacks"], f"a copy without {one['lacks']} was believed"
