@@ -22,7 +22,7 @@ from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import TERMINAL, RunEvent, RunRecord, State, newest
-from fencepost.model.witnessed import Commit
+from fencepost.model.witnessed import Commit, commit_line, run_line
 from fencepost.world.sqlite import PATIENCE
 
 TYPE_CHECKING = False
@@ -269,11 +269,10 @@ class SqliteLedger:
 
         ``vouch`` says what this leaves in the file for good, for the witness; else it is counted.
         """
-        commit: Commit | None = None
-        counted, told = 0, None
+        line, token, counted, told = "", 0, 0, None
 
         def prepared(db: Connection) -> T | RunLost:
-            nonlocal commit, counted
+            nonlocal line, token, counted
             if db is not self.ready:
                 self._prepare(db)
             before = db.total_changes
@@ -281,12 +280,14 @@ class SqliteLedger:
             commit = None if vouch is None or isinstance(result, RunLost) else vouch(result)
             if commit is None and db.total_changes != before:
                 counted = self.testimony.count(db)
+            elif commit is not None and commit is not UNTOLD:
+                line, token = commit_line(commit), commit.token
             return result
 
         def committed() -> None:
             nonlocal told
-            if counted or (commit is not None and commit is not UNTOLD):
-                told = self.testimony.tell(commit, counted=counted)
+            if counted or line:
+                told = self.testimony.tell(line, token, counted=counted)
 
         self._file.follow()
         result = self._file.write(prepared, durable=durable, patience=patience, committed=committed)
@@ -350,7 +351,8 @@ class SqliteLedger:
                 return None  # a connection whose tables nobody has looked at yet
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
-                told = self.testimony.tell(self.commit_of(claimed.run))
+                run = claimed.run
+                told = self.testimony.tell(run_line(self._namespace, run), run.token)
             return claimed
 
         self._file.follow()
@@ -409,7 +411,7 @@ class SqliteLedger:
                 return None  # a connection whose tables nobody has looked at yet
             run = self.books.finish_for_good(db, attempt, settled, report)
             if run is not None:
-                told = self.testimony.tell(self.commit_of(run))
+                told = self.testimony.tell(run_line(self._namespace, run), run.token)
             return run
 
         self._file.follow()

@@ -16,7 +16,7 @@ import os
 from fencepost.errors import LedgerDoubtful
 from fencepost.ledger.retention import KEPT_FOR
 from fencepost.model.slot import RunKey
-from fencepost.model.witnessed import Commit, Found, cell_from, commit_line, has
+from fencepost.model.witnessed import Commit, Found, cell_from, has
 from fencepost.world.witness import Cells, Seen, Witness
 
 TYPE_CHECKING = False
@@ -85,6 +85,7 @@ class Testimony:
         self._doubt = ""
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
+        self._tail = "0\n"  # what is synced, as text
         self._read: list[str] = []  # cells of others of which this file has all
         self._pid, self._turn = os.getpid(), self._world.mutex()
 
@@ -135,18 +136,17 @@ class Testimony:
         count: int = db.execute(_COUNT_UP).fetchone()[0]
         return count
 
-    def tell(self, commit: Commit | None = None, *, counted: int = 0) -> Telling:
+    def tell(self, line: str = "", token: int = 0, *, counted: int = 0) -> Telling:
         """Have a commit remembered that is in the file by now, before anybody acts on it.
 
-        Commits are told in their order. What was counted may be told in any.
+        Commits are told in their order, each as a line. What was counted may be told in any.
         """
         if self._pid != os.getpid():  # the lock that a fork has copied may be taken for ever
             self._pid, self._turn = os.getpid(), self._world.mutex()
         with self._turn:
-            before, line, token = self._last
-            if commit is not None:
-                line, token = commit_line(commit), commit.token
-            self._last = told = (max(before, counted), line, token)
+            last = self._last
+            told = (max(counted, last[0]), line or last[1], token or last[2])
+            self._last = told
             if self._boot:  # else a power cut cannot be told from a pause: only what is synced
                 self._write(told)
         return told
@@ -155,6 +155,7 @@ class Testimony:
         """Have it remembered that what was told is on the disk: along with the next commit."""
         if told[0] >= self._synced[0]:  # one that came before it changes little
             self._synced = told
+            self._tail = f"{told[0]}\n{told[1]}"
         if not self._boot:
             with self._turn:
                 self._write(told)
@@ -185,8 +186,7 @@ class Testimony:
         """Write our own cell."""
         if self._cells is None or self._doubt:
             return
-        synced = self._synced
-        text = f"{self._boot}\n{self._incarnation}\n{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}"
+        text = f"{self._boot}\n{self._incarnation}\n{told[0]}\n{told[1]}\n{self._tail}"
         if self._cells.write(text, pid=self._pid):
             # All that these have told is in the file, and older than what we have told now.
             self._cells.remove(self._read, dead=True)
@@ -209,6 +209,7 @@ class Testimony:
         """Begin another cell: what we have told so far was about another file."""
         assert self._cells is not None, "who forgets had cells"
         self._last = self._synced = NOTHING
+        self._tail = "0\n"
         self._cells.close()
 
     def _lacks(self, db: Connection, cells: list[Cell]) -> str:

@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 
 from fencepost.model.named import NamedTuple
+from fencepost.model.run import State
 from fencepost.model.slot import RunKey
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fencepost.model.run import RunRecord
 
 
 class Commit(NamedTuple):
@@ -92,6 +97,13 @@ def commit_line(commit: Commit) -> str:
     namespace, (job, slot, manual, rerun), token, over, saves, scope, call, item = commit
     line = f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{token}\t{over:d}\t{saves}"
     return line if item is None else f"{line}\t{json.dumps((scope, call, item))}"
+
+
+def run_line(namespace: str, run: RunRecord) -> str:
+    """Return a commit that left a run like this as a line; the short way to it."""
+    job, slot, manual, rerun = run.key
+    over = run.state is not State.RUNNING
+    return f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{run.token}\t{over:d}\t{run.saves}"
 
 
 def cell_from(text: str) -> Cell | None:
