@@ -24,7 +24,7 @@ from fencepost.world.sqlite import SqliteFile
 if TYPE_CHECKING:
     from collections.abc import Callable
     from sqlite3 import Connection
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from fencepost.ledger.planning import Ask, Ticked
 
@@ -100,9 +100,9 @@ def watched(over: threading.Event, herd: int) -> tuple[list[Tick], list[bool]]:
         return ticked
 
     def write(
-        self: SqliteFile, work: Callable[[Connection], T], *, durable: bool, patience: float = 5.0
+        self: SqliteFile, work: Callable[[Connection], T], *, durable: bool, **more: Any
     ) -> T:
-        result = WRITE(self, work, durable=durable, patience=patience)
+        result = WRITE(self, work, durable=durable, **more)
         writes.append(durable)
         return result
 

@@ -37,6 +37,7 @@ class SqliteTransaction(Transaction):
         super().__init__(course, scope=scope, owner=owner)
         desk = ledger.desk
         self._world, self._books, self._leases = desk.world, desk.books, desk.leases
+        self._testimony = ledger.testimony
         # Connections are kept for the next transaction: to open one costs more than to use it.
         self._idle = desk.idle
         self._file: SqliteFile | None = None
@@ -123,12 +124,15 @@ class SqliteTransaction(Transaction):
         if self._pid != os.getpid():
             raise Misuse("this transaction belongs to another process")
         course, sent = self._course, self._world.clocks.boottime()
-        committed = False
+        committed, count = False, 0
         try:
             if commit:
                 self._prolong()
+                count = self._testimony.count(self.connection)
             self._end(commit=commit)
             committed = commit
+            if count:
+                self._testimony.synced(self._testimony.tell(counted=count))
         finally:
             self._end(commit=False)
             if committed:

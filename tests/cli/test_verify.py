@@ -323,3 +323,106 @@ def test_what_the_simulator_prints_can_be_judged_too(books: Books, tmp_path: Pat
     claim = next(event for event in events if event["what"] == "claimed")
     path.write_text("\n".join(json.dumps(event) for event in [*events, claim | {"token": 1}]))
     assert books.ask("verify", "--history", str(path)).code == 1
+
+
+# What contradicts the ledger's own rules.
+
+
+def test_a_second_row_that_only_says_it_was_made_up_is_named(books: Books) -> None:
+    books.passed(3)
+    columns = "SELECT name FROM pragma_table_info('fencepost_run') WHERE name <> 'rerun'"
+    database = sqlite3.connect(books.path)
+    names = ", ".join(name for (name,) in database.execute(columns))
+    database.close()
+    slot = books.slots()[1]
+    books.tamper(
+        f"INSERT INTO fencepost_run (rerun, {names}) SELECT 1, {names} FROM fencepost_run "
+        f"WHERE slot = {slot}",
+        f"UPDATE fencepost_run SET token = token + 1, started_at = ended_at + 1, "
+        f"created_at = ended_at + 1, ended_at = ended_at + 1.5, origin = 'backfill' "
+        f"WHERE slot = {slot} AND rerun = 1",
+    )
+    assert broken(books.ask("verify", "--json")) == {"one run"}
+    assert "says that a backfill asked for it" in books.ask("verify").out
+
+
+def test_a_watermark_that_was_set_back_is_named(books: Books) -> None:
+    books.passed(3)
+    second = books.slots()[1]
+    books.tamper(f"UPDATE fencepost_job SET watermark = {second}")
+    assert broken(books.ask("verify", "--json")) == {"every slot"}
+    assert "is above that" in books.ask("verify").out
+
+
+def test_a_range_above_the_watermark_is_named(books: Books) -> None:
+    books.passed(1)
+    books.fp.pause("bills", reason="holidays")
+    books.passed(3)
+    (first,) = books.slots()
+    books.tamper(f"UPDATE fencepost_job SET watermark = {first}")
+    assert broken(books.ask("verify", "--json")) == {"every slot"}
+    assert "a range reaches to" in books.ask("verify").out
+
+
+def test_a_scheduled_run_above_the_watermark_is_named(books: Books) -> None:
+    books.passed(3)
+    books.tamper(f"UPDATE fencepost_run SET slot = slot + 60 WHERE slot = {books.slots()[-1]}")
+    answer = books.ask("verify")
+    assert answer.code == 1
+    assert "is above that" in answer.out
+
+
+def test_a_scheduled_run_of_a_slot_that_its_schedule_lacks_is_named(books: Books) -> None:
+    books.passed(3)
+    columns = "SELECT name FROM pragma_table_info('fencepost_run') WHERE name <> 'slot'"
+    database = sqlite3.connect(books.path)
+    names = ", ".join(name for (name,) in database.execute(columns))
+    database.close()
+    slot = books.slots()[1]
+    books.tamper(
+        f"INSERT INTO fencepost_run (slot, {names}) SELECT slot + 30, {names} FROM fencepost_run "
+        f"WHERE slot = {slot}",
+        f"UPDATE fencepost_run SET token = token + 1, started_at = ended_at + 1, "
+        f"ended_at = ended_at + 1.5 WHERE slot = {slot + 30}",
+    )
+    assert broken(books.ask("verify", "--json")) == {"every slot"}
+    assert "is no slot of" in books.ask("verify").out
+
+
+def test_a_run_that_runs_for_ever_behind_later_ones_is_named(books: Books) -> None:
+    books.passed(3)
+    first = books.slots()[0]
+    books.tamper(
+        f"UPDATE fencepost_run SET state = 'running', ended_at = 0.0, beat_at = started_at "
+        f"WHERE slot = {first}"
+    )
+    assert broken(books.ask("verify", "--json")) == {"one at once"}
+    assert "still runs, and" in books.ask("verify").out
+
+
+def test_a_job_that_was_deleted_is_missed(books: Books) -> None:
+    books.passed(3)
+    books.tamper("DELETE FROM fencepost_job")
+    assert broken(books.ask("verify", "--json")) == {"every slot"}
+    assert "3 slots of job 'bills' were decided, and it is not on record" in books.ask("verify").out
+
+
+def test_a_begin_that_was_moved_over_a_hole_is_named(books: Books) -> None:
+    books.passed(4)
+    _, second, third, _ = books.slots()
+    books.tamper(
+        f"DELETE FROM fencepost_run WHERE slot = {second}",
+        f"UPDATE fencepost_job SET effective_from = {third}",
+    )
+    assert broken(books.ask("verify", "--json")) == {"every slot"}
+    assert "is before that" in books.ask("verify").out
+
+
+def test_an_export_of_an_older_fencepost_is_still_proven(books: Books, tmp_path: Path) -> None:
+    books.passed(3)
+    path = tmp_path / "history.jsonl"
+    books.ask("verify", "--export", str(path))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"kind":"mark"' not in line))
+    assert len(path.read_text().splitlines()) == len(lines) - 1
+    assert books.ask("verify", "--history", str(path)).code == 0

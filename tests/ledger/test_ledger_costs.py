@@ -100,7 +100,7 @@ def test_a_beat_is_two_statements_and_no_sync(traced: Traced) -> None:
 def test_a_checkpoint_is_one_statement_and_one_sync(traced: Traced) -> None:
     attempt = traced.claim()
     traced.cost()
-    finish(traced.ledger.save(attempt, checkpoint='{"page": 1}'))
+    finish(traced.ledger.save(attempt, checkpoint='{"page": 1}', order=1))
     words, pages, syncs = traced.cost()
     assert words == ["BEGIN", "UPDATE", "COMMIT"]
     assert (pages, syncs) == (1, 1)

@@ -16,7 +16,7 @@ from fencepost.errors import Misuse
 from fencepost.model.run import public
 from fencepost.model.slot import shown
 from fencepost.stores.open import redacted
-from fencepost.testing.evidence import Evidence, Top, from_lines, grouped, to_lines
+from fencepost.testing.evidence import Evidence, Mark, Top, from_lines, grouped, to_lines
 from fencepost.testing.ledger_checker import PROMISES, Proof, prove
 
 TYPE_CHECKING = False
@@ -89,7 +89,8 @@ async def gathered(ledger: Ledger) -> Evidence:
             events += told.get(str(run.key), [])
         else:
             runs[place] = await _settled(ledger, run, events)
-    pruned = {job.job: job.pruned for job in await ledger.jobs()}
+    later = await ledger.jobs()
+    pruned = {job.job: job.pruned for job in later}
     leases = [Top(view.name, view.token) for view in await ledger.leases.views()]
     return Evidence(
         time.time(),
@@ -99,6 +100,7 @@ async def gathered(ledger: Ledger) -> Evidence:
         tuple(lanes),
         tuple(events),
         tuple(leases),
+        tuple(Mark(job.job, job.watermark) for job in later),
     )
 
 

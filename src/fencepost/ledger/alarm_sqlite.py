@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from fencepost.ledger import alarm_sqlite_rows as sql, alarm_verbs as verbs
+from fencepost.ledger.sqlite_testimony import untold
 from fencepost.model.alarm import AlarmState, Batch, NextDue
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.world.sqlite import PATIENCE
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     )
     from fencepost.model.claim import Standing
     from fencepost.model.lease import Grant, Holder
+    from fencepost.model.witnessed import Commit
     from fencepost.stores.sqlite_inner import Seen
     from fencepost.world.api import World
 
@@ -155,7 +157,7 @@ class SqliteAlarms:
         def work(desk: SqliteAlarmDesk) -> bool:
             return verbs.beat(desk, firing, ttl=ttl)
 
-        return await self._world.call(self._write, work, False, patience)  # noqa: FBT003 -- a door takes arguments by position
+        return await self._world.call(self._write, work, False, patience, untold)  # noqa: FBT003 -- a door takes arguments by position
 
     async def finish(self, firing: Firing, rearm: Rearm | None = None) -> AlarmEnd:
         """Commit a handler's success, and release its lease."""
@@ -191,10 +193,13 @@ class SqliteAlarms:
         work: Callable[[SqliteAlarmDesk], T],
         durable: bool = True,  # noqa: FBT001, FBT002 -- as above
         patience: float = PATIENCE,
+        vouch: Callable[[T], Commit | None] | None = None,
     ) -> T:
         proofs: list[int] = []
         try:
-            return self._ledger.written(lambda db: work(self._desk(db, proofs)), durable, patience)
+            return self._ledger.written(
+                lambda db: work(self._desk(db, proofs)), durable, patience, vouch
+            )
         finally:
             _close(proofs)  # only now, as for a run
 
@@ -251,7 +256,6 @@ class SqliteAlarms:
             if self._settles and not self._leases.reserve.covers(max(tokens)):
                 self._leases.file.sync()
             self._leases.pulse.leases.update(one.record.holder.nonce for one in batch.claimed)
-            self._ledger.testify(max(tokens))
         return batch
 
     def _worthwhile(self, desk: SqliteAlarmDesk, want: AlarmWant) -> bool:

@@ -17,11 +17,12 @@ from fencepost.ledger.api import NOTHING, Attempt, LedgerAbilities, Report
 from fencepost.ledger.sqlite_books import SqliteBooks
 from fencepost.ledger.sqlite_rows import job_of
 from fencepost.ledger.sqlite_schema import is_ready, migrate
-from fencepost.ledger.sqlite_testimony import Testimony
+from fencepost.ledger.sqlite_testimony import UNTOLD, Testimony, untold
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap
-from fencepost.model.run import TERMINAL, RunEvent, RunRecord, newest
+from fencepost.model.run import TERMINAL, RunEvent, RunRecord, State, newest
+from fencepost.model.witnessed import Commit, commit_line, run_line
 from fencepost.world.sqlite import PATIENCE
 
 TYPE_CHECKING = False
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from fencepost.model.definition import JobRecord
     from fencepost.model.ending import Settled
     from fencepost.model.item import Found, ItemRecord, ItemState
-    from fencepost.model.run import State
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
     from fencepost.world.api import World
@@ -70,7 +70,7 @@ class SqliteLedger:
         self.abilities = LedgerAbilities(
             able.durable, able.shared, transactional=able.durable, settles=self._settles
         )
-        self._testimony = Testimony(leases.file.path)
+        self.testimony = Testimony(world, leases.file.path)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
         self._planner: SqlitePlanner | None = None
 
@@ -87,6 +87,7 @@ class SqliteLedger:
             lambda db: self.books.beat(db, attempt, ttl, report),
             False,  # noqa: FBT003 -- a door takes arguments by position
             patience,
+            untold,
         )
 
     async def save(
@@ -98,8 +99,13 @@ class SqliteLedger:
         report: Report = NOTHING,
     ) -> bool:
         """Keep a checkpoint."""
+        saved = None if order is None else self._commit(attempt, saves=order)
         return await self._world.call(
-            self.written, lambda db: self.books.save(db, attempt, checkpoint, report, order)
+            self.written,
+            lambda db: self.books.save(db, attempt, checkpoint, report, order),
+            True,  # noqa: FBT003 -- as above
+            PATIENCE,
+            lambda _: saved,
         )
 
     async def begin(
@@ -110,7 +116,11 @@ class SqliteLedger:
         def work(db: Connection) -> list[Found] | RunLost:
             return self.books.begin(db, attempt, scope, items, call, repeat=repeat)
 
-        return await self._world.call(self.written, work)
+        def vouch(found: list[Found]) -> Commit | None:
+            begun = [item for item, one in zip(items, found, strict=True) if one.go]
+            return self._commit(attempt, scope=scope, item=begun[-1]) if begun else None
+
+        return await self._world.call(self.written, work, True, PATIENCE, vouch)  # noqa: FBT003 -- as above
 
     async def end(
         self,
@@ -121,11 +131,21 @@ class SqliteLedger:
         call: str | None = None,
     ) -> None:
         """End items that this attempt began."""
-        await self._world.call(
-            self.written,
-            lambda db: self.books.end(db, attempt, scope, items, call),
-            False,  # noqa: FBT003 -- a door takes arguments by position
-        )
+        changed = 0
+
+        def work(db: Connection) -> RunLost | None:
+            nonlocal changed
+            before = db.total_changes
+            lost = self.books.end(db, attempt, scope, items, call)
+            changed = db.total_changes - before
+            return lost
+
+        def vouch(_: None) -> Commit | None:
+            if changed != len(items):
+                return None if changed else UNTOLD
+            return self._commit(attempt, scope=scope, call=call or "", item=items[-1][0])
+
+        await self._world.call(self.written, work, False, PATIENCE, vouch)  # noqa: FBT003 -- as above
 
     async def finish(
         self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
@@ -217,7 +237,7 @@ class SqliteLedger:
 
     async def accept_copy(self) -> None:
         """Take this file for the ledger, though it may be an older copy; an operator says so."""
-        await self._world.call(self.written, self._testimony.accept)
+        await self._world.call(self.written, self.testimony.accept)
 
     @property
     def desk(self) -> Desk:
@@ -228,7 +248,7 @@ class SqliteLedger:
         """Close the file, and with it the leases."""
         for file in self._idle:
             file.close()
-        self._testimony.close()
+        self.testimony.close()
         await self.leases.close()
 
     @property
@@ -247,44 +267,68 @@ class SqliteLedger:
         work: Callable[[Connection], T | RunLost],
         durable: bool = True,  # noqa: FBT001, FBT002 -- a door takes arguments by position
         patience: float = PATIENCE,
+        vouch: Callable[[T], Commit | None] | None = None,
     ) -> T:
-        """Commit ``work``. A ``RunLost`` is raised after the commit: the stale writer is named."""
+        """Commit ``work``. A ``RunLost`` is raised after the commit: the stale writer is named.
+
+        ``vouch`` says what this leaves in the file for good, for the witness; else it is counted.
+        """
+        line, token, counted, told = "", 0, 0, None
 
         def prepared(db: Connection) -> T | RunLost:
+            nonlocal line, token, counted
             if db is not self.ready:
                 self._prepare(db)
-            return work(db)
+            before = db.total_changes
+            result = work(db)
+            commit = None if vouch is None or isinstance(result, RunLost) else vouch(result)
+            if commit is None and db.total_changes != before:
+                counted = self.testimony.count(db)
+            elif commit is not None and commit is not UNTOLD:
+                line, token = commit_line(commit), commit.token
+            return result
+
+        def committed() -> None:
+            nonlocal told
+            if counted or line:
+                told = self.testimony.tell(line, token, counted=counted)
 
         self._file.follow()
-        result = self._file.write(prepared, durable=durable, patience=patience)
+        result = self._file.write(prepared, durable=durable, patience=patience, committed=committed)
+        if durable and told is not None:
+            self.testimony.synced(told)
         if isinstance(result, RunLost):
             raise result
         return result
 
+    def commit_of(self, run: RunRecord) -> Commit:
+        """Return what a commit about a run leaves in the file for good."""
+        over = run.state is not State.RUNNING
+        return Commit(self._namespace, run.key, run.token, over, run.saves)
+
+    def _commit(self, attempt: Attempt, **what: Any) -> Commit:
+        return Commit(self._namespace, attempt.key, attempt.token, **what)
+
     def refuse_doubtful(self, db: Connection) -> None:
         """Raise if the file may be an older copy of the ledger."""
-        self._testimony.refuse_doubtful(db)
-
-    def testify(self, token: int) -> None:
-        """Keep outside of the file that it has seen this token."""
-        self._testimony.tell(token)
+        self.testimony.refuse_doubtful(db)
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Read, from tables that are up to date."""
         self._file.follow()
         if self._file.read(lambda db: db is not self.ready and not is_ready(db)):
-            self.written(lambda _: None)
+            self.written(lambda _: None, vouch=untold)
         return self._file.read(work)
 
     def _prepare(self, db: Connection) -> None:
         """Bring our tables up to date, or see that they are; inside of a write transaction."""
         if is_ready(db):
-            self._testimony.hear(db)
+            self.testimony.hear(db)
             self.ready = db
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.
             migrate(db, at=self._world.clocks.wall())
-            self._testimony.hear(db)
+            self.testimony.hear(db)
 
     def _claim(self, want: Want) -> Claimed:
         settles = self._settles > 0.0 and want.policy.on_loss is not OnLoss.FAIL
@@ -297,32 +341,45 @@ class SqliteLedger:
             if settles and not self.leases.reserve.covers(claimed.grant.token):
                 self._file.sync()  # the clock was set back, or the file is another by now
             self.leases.pulse.leases.add(want.holder.nonce)
-            self._testimony.tell(claimed.grant.token)
         return claimed
 
     def _claim_free(self, want: Want, *, durable: bool) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None elsewhere."""
-        if self._testimony.doubtful or want.policy.overlap is Overlap.ALLOW:
+        if self.testimony.doubtful or want.policy.overlap is Overlap.ALLOW:
             return None
+        told = None
 
         def work(db: Connection) -> Claimed | None:
+            nonlocal told
             if db is not self.ready or not self.books.clock.known:
                 return None  # a connection whose tables, or clock, nobody has looked at yet
-            return self.books.claim_free(db, want)
+            claimed = self.books.claim_free(db, want)
+            if claimed is not None and claimed.run is not None:
+                run = claimed.run
+                told = self.testimony.tell(run_line(self._namespace, run), run.token)
+            return claimed
 
         self._file.follow()
-        return self._file.write_one(work, durable=durable)
+        claimed = self._file.write_one(work, durable=durable)
+        if durable and told is not None:
+            self.testimony.synced(told)
+        return claimed
 
     def _claim_decided(self, want: Want, *, durable: bool) -> Claimed:
         """Read the facts, decide, and carry the decision out."""
         proofs: list[int] = []
 
         def work(db: Connection) -> Claimed:
-            self._testimony.refuse_doubtful(db)
+            self.testimony.refuse_doubtful(db)
             return self.books.claim(db, want, proofs=proofs)
 
+        def vouch(claimed: Claimed) -> Commit | None:
+            if claimed.run is None or not (claimed.grant is not None or claimed.fresh):
+                return UNTOLD  # nothing was decided
+            return self.commit_of(claimed.run)
+
         try:
-            return self.written(work, durable)
+            return self.written(work, durable, vouch=vouch)
         finally:
             for proof in proofs:  # only now: who was handed the lease could take it otherwise
                 os.close(proof)
@@ -333,7 +390,10 @@ class SqliteLedger:
             run = self._finish_for_good(attempt, settled, report)
             freed = run is not None
             if run is None:
-                ended = self.written(lambda db: self.books.finish(db, attempt, settled, report))
+                ended = self.written(
+                    lambda db: self.books.finish(db, attempt, settled, report),
+                    vouch=lambda ended: self.commit_of(ended.run),
+                )
                 run, freed = ended
         finally:
             # Whatever was answered, this attempt is over: it needs nobody to vouch for it.
@@ -347,14 +407,22 @@ class SqliteLedger:
         """End an attempt by one statement, where nothing else is to be written; None elsewhere."""
         if not settled.state.terminal or report.counts:
             return None
+        told = None
 
         def work(db: Connection) -> RunRecord | None:
+            nonlocal told
             if db is not self.ready:
                 return None  # a connection whose tables nobody has looked at yet
-            return self.books.finish_for_good(db, attempt, settled, report)
+            run = self.books.finish_for_good(db, attempt, settled, report)
+            if run is not None:
+                told = self.testimony.tell(run_line(self._namespace, run), run.token)
+            return run
 
         self._file.follow()
-        return self._file.write_one(work, durable=True)
+        run = self._file.write_one(work, durable=True)
+        if told is not None:
+            self.testimony.synced(told)
+        return run
 
     def _hand_over(self, attempt: Attempt, ttl: float) -> None:
         self.written(lambda db: self.books.hand_over(db, attempt, ttl))

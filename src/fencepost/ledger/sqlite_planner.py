@@ -20,6 +20,7 @@ from fencepost.ledger.sqlite_rows import job_of, run_of
 from fencepost.ledger.ticking import tick
 from fencepost.model.named import NamedTuple
 from fencepost.model.plan import WAITS
+from fencepost.model.run import RunRecord
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.sqlite import SqliteLedger
     from fencepost.model.definition import Definition, JobRecord
     from fencepost.model.run import RunEvent
+    from fencepost.model.witnessed import Commit
     from fencepost.world.api import World
 
     T = TypeVar("T")
@@ -179,7 +181,12 @@ class SqlitePlanner:
     async def _changed(self, work: Callable[[SqliteDesk], T], *, durable: bool = False) -> T:
         return await self._world.call(self._office, lambda desk, _: work(desk), durable)
 
-    def _office(self, work: Callable[[SqliteDesk, Connection], T], durable: bool) -> T:  # noqa: FBT001 -- a door takes arguments by position
+    def _office(
+        self,
+        work: Callable[[SqliteDesk, Connection], T],
+        durable: bool,  # noqa: FBT001 -- a door takes arguments by position
+        vouch: Callable[[T], Commit | None] | None = None,
+    ) -> T:
         """Commit ``work``, and see to what may only be done after that."""
         desks: list[SqliteDesk] = []
 
@@ -192,7 +199,7 @@ class SqlitePlanner:
             return work(desks[-1], db)
 
         try:
-            result = self._ledger.written(inside, durable)
+            result = self._ledger.written(inside, durable, vouch=vouch)
         finally:
             for desk in desks:
                 for proof in desk.proofs:
@@ -220,19 +227,23 @@ class SqlitePlanner:
             urgent = desk.urgent
             return ticked
 
-        ticked = self._office(work, durable)
+        ticked = self._office(work, durable, self._vouch)
         newest = 0
         for begun in ticked.begun:
             run = begun.claimed.run
             assert run is not None, "what was begun has a record"
             self._leases.pulse.leases.add(run.holder.nonce)
             newest = max(newest, run.token)
-        if newest:
-            self._ledger.testify(newest)
         doubtful = newest and not self._leases.reserve.covers(newest)
         if not durable and (urgent or doubtful):
             self._leases.file.sync()
         return ticked
+
+    def _vouch(self, ticked: Ticked) -> Commit | None:
+        """Return what a tick leaves in the file for good, by the last run that it is about."""
+        runs = [begun.claimed.run for begun in ticked.begun[-1:]] or ticked.ended[-1:]
+        run = runs[0] if runs else None
+        return self._ledger.commit_of(run) if isinstance(run, RunRecord) else None
 
     def _idle(self, db: Connection, ask: Ask) -> Ticked | None:
         """Answer a tick for which there is nothing to do: one statement, and nothing written."""

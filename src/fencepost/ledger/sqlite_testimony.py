@@ -1,18 +1,30 @@
 """Whether this file is the ledger that was here before, or an older copy of it.
 
-Two things are compared with what the witness beside the file remembers: which ledger it is (a
-random name that it got when it was made) and the highest token in it, which only grows. A copy of
-yesterday has yesterday's. Then nothing may be claimed: what ran since would run again.
+The file is compared with what the witness beside it remembers: which ledger it is (a random name
+that it got when it was made), the highest token that was synced, and the newest commit of each
+process. A copy of yesterday lacks that. Then nothing may be claimed: what ran since would run
+again.
+
+A commit about a run is remembered by the run's row, which it writes anyway. Any other commit counts
+one up in the file. See docs/decisions/0043-a-witness-of-each-commit.md.
 """
 
 from __future__ import annotations
 
+import os
+
 from fencepost.errors import LedgerDoubtful
-from fencepost.world.witness import Seen, Witness
+from fencepost.ledger.retention import KEPT_FOR
+from fencepost.model.slot import RunKey
+from fencepost.model.witnessed import Commit, Found, cell_from, has
+from fencepost.world.witness import Cells, Seen, Witness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sqlite3 import Connection
+
+    from fencepost.model.witnessed import Cell
+    from fencepost.world.api import World
 
 CREATE_LIFE = """
 CREATE TABLE IF NOT EXISTS fencepost_life (
@@ -30,21 +42,52 @@ _FIND_HIGHEST = """
 SELECT max(coalesce((SELECT max(token) FROM fencepost_lease), 0),
            coalesce((SELECT token FROM fencepost_file WHERE id = 1), 0))"""
 
-_OFTEN_US = 1_000_000
-
 _ANY_RUN = """
 SELECT EXISTS (SELECT 1 FROM fencepost_run) OR EXISTS (SELECT 1 FROM fencepost_alarm)"""
+
+# What all tokens must be above only grows, and in one boot by commits of the ledger alone. Tokens
+# are microseconds: nobody misses those that are counted away.
+_COUNT_UP = "UPDATE fencepost_file SET token = token + 1 WHERE id = 1 RETURNING token"
+
+_FIND_COUNT = "SELECT token FROM fencepost_file WHERE id = 1"
+
+_FIND_RUN = """
+SELECT state, token, saves FROM fencepost_run
+ WHERE namespace = ? AND job = ? AND slot = ? AND manual = ? AND rerun = ?"""
+
+_FIND_ITEM = """
+SELECT state, token, call FROM fencepost_item WHERE namespace = ? AND scope = ? AND item = ?"""
+
+_FIND_PRUNED = "SELECT pruned FROM fencepost_job WHERE namespace = ? AND job = ?"
+
+# The line is told so often at most; tokens are microseconds.
+_OFTEN_US = 1_000_000
+_DAY = 86400.0
+
+# What a process has told: how far the file had counted, its last commit as a line, and the token.
+Telling = tuple[int, str, int]
+NOTHING: Telling = (0, "", 0)
+
+# What stands for a commit that nobody need remember.
+UNTOLD = Commit("", RunKey("", 0), 0)
 
 
 class Testimony:
     """What the witness of one file says about it."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._witness = None if path == ":memory:" else Witness(path + "-live")
+    def __init__(self, world: World, path: str) -> None:
+        self._world, self._path = world, path
+        self._boot = world.clocks.era() or ""
+        in_memory = path == ":memory:"
+        self._witness = None if in_memory else Witness(path + "-live")
+        self._cells = None if in_memory else Cells(path + "-live")
         self._incarnation = ""
         self._doubt = ""
-        self._issued = self._told = 0
+        self._synced_token = self._told_token = 0
+        self._last = self._synced = NOTHING
+        self._tail = "0\n"  # what is synced, as text
+        self._read: list[str] = []  # cells of others of which this file has all
+        self._pid, self._turn = os.getpid(), self._world.mutex()
 
     @property
     def doubtful(self) -> bool:
@@ -53,17 +96,25 @@ class Testimony:
 
     def hear(self, db: Connection) -> None:
         """Compare the file with what was seen of it. Asked once for each connection."""
-        if self._witness is None:
+        if self._witness is None or self._cells is None:
             return
         (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
         (token,) = db.execute(_FIND_HIGHEST).fetchone()
         (any_run,) = db.execute(_ANY_RUN).fetchone()
-        seen = self._witness.asked()
-        self._doubt = doubt(seen, Seen(self._incarnation, token), empty=not any_run)
-        if not self._doubt and seen is not None and seen.incarnation != self._incarnation:
+        found = Seen(self._incarnation, token)
+        seen, texts = self._witness.asked(), self._cells.read()
+        cells = [cell for cell in map(cell_from, texts.values()) if cell is not None]
+        if seen is None and cells:
+            seen = Seen(cells[0].incarnation, 0)
+        self._doubt = doubt(seen, found, empty=not any_run) or self._lacks(db, cells)
+        if self._doubt:
+            return
+        if self._cells.own not in texts:  # an operator has removed it, or there is none yet
+            self._forget()
+        self._read = list(texts)
+        if seen is not None and seen.incarnation != self._incarnation:
             # Begun anew: from here on it is this one, and the next who looks must know.
-            self._told = token
-            self._witness.tell(Seen(self._incarnation, token))
+            self._take(found)
 
     def refuse_doubtful(self, db: Connection) -> None:
         """Raise if the file may be an older copy of the ledger."""
@@ -75,30 +126,122 @@ class Testimony:
                 "nothing runs until somebody has looked and says: fencepost migrate --accept-copy"
             )
 
-    def tell(self, token: int) -> None:
-        """Have a token remembered that was issued just now; at once, or when a second has passed.
+    def count(self, db: Connection) -> int:
+        """Count a commit in the file, inside of its transaction; 0 where nobody would look.
 
-        Tokens are microseconds: to remember each of a thousand would tell no more than the last.
+        Not in a file that is doubted: it would come to look like the one that it was copied from.
         """
-        self._issued = token
-        if self._witness is not None and token >= self._told + _OFTEN_US:
-            self._told = token
-            self._witness.tell(Seen(self._incarnation, token))
+        if self._cells is None or self._doubt:
+            return 0
+        count: int = db.execute(_COUNT_UP).fetchone()[0]
+        return count
+
+    def tell(self, line: str = "", token: int = 0, *, counted: int = 0) -> Telling:
+        """Have a commit remembered that is in the file by now, before anybody acts on it.
+
+        Commits are told in their order, each as a line. What was counted may be told in any.
+        """
+        if self._pid != os.getpid():  # the lock that a fork has copied may be taken for ever
+            self._pid, self._turn = os.getpid(), self._world.mutex()
+        with self._turn:
+            last = self._last
+            told = (max(counted, last[0]), line or last[1], token or last[2])
+            self._last = told
+            if self._boot:  # else a power cut cannot be told from a pause: only what is synced
+                self._write(told)
+        return told
+
+    def synced(self, told: Telling) -> None:
+        """Have it remembered that what was told is on the disk: along with the next commit."""
+        if told[0] >= self._synced[0]:  # one that came before it changes little
+            self._synced = told
+            self._tail = f"{told[0]}\n{told[1]}"
+        if not self._boot:
+            with self._turn:
+                self._write(told)
+        token = told[2]
+        if token > self._synced_token:
+            self._synced_token = token
+            if token >= self._told_token + _OFTEN_US:
+                self._tell_line()
 
     def accept(self, db: Connection) -> None:
         """Take the file for the ledger from now on, by an operator's word."""
         if self._witness is not None:
             (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
             (token,) = db.execute(_FIND_HIGHEST).fetchone()
-            self._witness.tell(Seen(self._incarnation, token))
+            self._take(Seen(self._incarnation, token))
 
     def close(self) -> None:
         """Let the witness go; it has heard everything."""
-        if self._witness is not None:
-            if self._issued > self._told:
-                self._witness.tell(Seen(self._incarnation, self._issued))
-                self._told = self._issued
+        if self._witness is not None and self._cells is not None:
+            if self._synced_token > self._told_token:
+                self._tell_line()
             self._witness.close()
+            self._cells.close()
+
+    # Beneath.
+
+    def _write(self, told: Telling) -> None:
+        """Write our own cell."""
+        if self._cells is None or self._doubt:
+            return
+        text = f"{self._boot}\n{self._incarnation}\n{told[0]}\n{told[1]}\n{self._tail}"
+        if self._cells.write(text, pid=self._pid):
+            # All that these have told is in the file, and older than what we have told now.
+            self._cells.remove(self._read, dead=True)
+
+    def _tell_line(self) -> None:
+        self._told_token = self._synced_token
+        if self._witness is not None:
+            self._witness.tell(Seen(self._incarnation, self._synced_token))
+
+    def _take(self, found: Seen) -> None:
+        """Believe this file, and nothing that was told of another."""
+        assert self._witness is not None, "who believes has a witness"
+        assert self._cells is not None, "and cells"
+        self._synced_token = self._told_token = found.token
+        self._witness.tell(found)
+        self._cells.remove(self._cells.read(), dead=False)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin another cell: what we have told so far was about another file."""
+        assert self._cells is not None, "who forgets had cells"
+        self._last = self._synced = NOTHING
+        self._tail = "0\n"
+        self._cells.close()
+
+    def _lacks(self, db: Connection, cells: list[Cell]) -> str:
+        """Say what a process has told that is not in the file; nothing if all is."""
+        (count,) = db.execute(_FIND_COUNT).fetchone()
+        for cell in cells:
+            told = cell.in_boot(self._boot)
+            if cell.incarnation != self._incarnation:
+                continue  # of a ledger that was here before this one
+            if told.commit is not None and not has(told.commit, self._found(db, told.commit)):
+                about = f"what was recorded of run {told.commit.key} under token"
+                return _older(f"{about} {told.commit.token} is not in it")
+            if told.counted > count:
+                return _older(f"it has counted to {count}, and was at {told.counted} already")
+        return ""
+
+    def _found(self, db: Connection, commit: Commit) -> Found:
+        """Return what the file has of a commit."""
+        space, key = commit.namespace, commit.key
+        run = db.execute(_FIND_RUN, (space, *key)).fetchone()
+        item = None
+        if commit.item is not None:
+            item = db.execute(_FIND_ITEM, (space, commit.scope, commit.item)).fetchone()
+        if run is not None and (commit.item is None or item is not None):
+            return Found(run, item)
+        job = db.execute(_FIND_PRUNED, (space, key.job)).fetchone()
+        if job is not None and not key.manual:
+            return Found(run, item, forgotten=key.slot <= job[0])
+        # How far retention came is on record by slot: of any other run only its age tells.
+        return Found(
+            run, item, forgotten=commit.token / 1e6 < self._world.clocks.wall() - KEPT_FOR + _DAY
+        )
 
 
 def doubt(seen: Seen | None, found: Seen, *, empty: bool) -> str:
@@ -111,8 +254,14 @@ def doubt(seen: Seen | None, found: Seen, *, empty: bool) -> str:
     if seen.incarnation != found.incarnation:
         return "" if empty else "is not the one that was here before"
     if found.token < seen.token:
-        return (
-            f"is older than what was seen of it (token {found.token}, and {seen.token} was issued "
-            "already): it looks like a restored copy"
-        )
+        return _older(f"token {found.token}, and {seen.token} was issued already")
     return ""
+
+
+def untold(_: object) -> Commit:
+    """Vouch for nothing, as for a beat: without it nothing runs twice."""
+    return UNTOLD
+
+
+def _older(why: str) -> str:
+    return f"is older than what was seen of it ({why}): it looks like a restored copy"

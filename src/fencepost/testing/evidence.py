@@ -1,7 +1,8 @@
 """Evidence is all that a ledger has on record, as one value that can be written down and read back.
 
 As text it has one JSON object on a line; its ``kind`` says what it is: ledger (when it was read),
-job, run, range, lane, event or lease. So the proof can be had elsewhere, and by other programs.
+job, run, range, lane, event, lease or mark. So the proof can be had elsewhere, and by other
+programs.
 """
 
 from __future__ import annotations
@@ -39,11 +40,19 @@ class Top(NamedTuple):
     token: int
 
 
+class Mark(NamedTuple):
+    """The watermark of a job, as it was after everything else was read."""
+
+    job: str
+    watermark: int
+
+
 class Evidence(NamedTuple):
     """Jobs, runs, ranges, lanes, events and leases, as they were at ``at`` by the ledger's clock.
 
     Of ``jobs`` the watermarks are from before the rest was read: so what was decided meanwhile
-    does not look like a hole.
+    does not look like a hole. ``marks`` are from after it: so it does not look like too much. An
+    export of an older fencepost has none.
     """
 
     at: float
@@ -53,6 +62,7 @@ class Evidence(NamedTuple):
     lanes: tuple[Lane, ...] = ()
     events: tuple[RunEvent, ...] = ()
     leases: tuple[Top, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 class Attempt(NamedTuple):
@@ -202,6 +212,8 @@ def to_lines(evidence: Evidence) -> Iterator[str]:
         yield _line("event", event._asdict() | {"key": str(event.key)})
     for lease in evidence.leases:
         yield _line("lease", lease._asdict())
+    for mark in evidence.marks:
+        yield _line("mark", mark._asdict())
 
 
 def _line(kind: str, fields: dict[str, Any]) -> str:
@@ -250,4 +262,5 @@ _READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lane": lambda fields: Lane(**fields),
     "event": lambda fields: RunEvent(**fields | {"key": parsed(fields["key"])}),
     "lease": lambda fields: Top(**fields),
+    "mark": lambda fields: Mark(**fields),
 }

@@ -1,10 +1,13 @@
 """Six promises that a ledger keeps, and a pure function that proves them or names what breaks one.
 
-one run      a slot has one live run at most; another row of it is one that a backfill asked for
+one run      a slot has one live run at most; another row of it is one that a backfill on record
+             asked for
 tokens       on each lock a later claim has a higher token, and its lease knows the highest
 no stale end a run was ended by its newest attempt, or by others once that was over
-one at once  no two attempts had one lock at the same time, as far as their instants are on record
-every slot   each slot up to the watermark has a row, or lies in exactly one recorded range
+one at once  no two attempts had one lock at the same time, as far as their instants are on record,
+             and none still runs that another has followed
+every slot   each slot up to the watermark has a row, or lies in exactly one recorded range; none
+             above it, before the job began, or outside of its schedule was decided
 lives        what is on record of a run is a way through THE TABLE, and each start was counted
 
 The second, third, fourth and last are the promises of ``run_checker`` and ``checker``, which read
@@ -19,6 +22,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL
+from fencepost.model.run import LAPSED, State
 from fencepost.model.schedule import EveryAfter, schedule_from
 from fencepost.model.slot import shown
 from fencepost.testing.evidence import attempts_of, grouped, history_of
@@ -98,8 +102,15 @@ def prove(evidence: Evidence) -> Proof:
     by_job: dict[str, list[RunRecord]] = {}
     for run in evidence.runs:
         by_job.setdefault(run.key.job, []).append(run)
-    findings = [*_second_rows(evidence.runs), *_told(evidence), *_low_leases(evidence)]
-    findings += _mixed(evidence)
+    findings = [
+        *_second_rows(evidence.runs),
+        *_unasked(evidence),
+        *_told(evidence),
+        *_low_leases(evidence),
+        *_left_running(evidence),
+        *_jobless(evidence, by_job),
+        *_mixed(evidence),
+    ]
     unknown: list[str] = []
     slots = 0
     for job in evidence.jobs:
@@ -146,6 +157,52 @@ def _second_rows(runs: Iterable[RunRecord]) -> Iterator[Finding]:
             elif before.state.terminal and before.ended_at > after.created_at:
                 says = f"{after.key} began to be before {before.key} had ended"
                 yield Finding("one run", says, shown_rows)
+
+
+def _unasked(evidence: Evidence) -> Iterator[Finding]:
+    """Find runs that say they were made by a backfill of which nothing is on record."""
+    pruned = {job.job: job.pruned for job in evidence.jobs}
+    lanes: dict[tuple[str, str], list[Lane]] = {}
+    for lane in evidence.lanes:
+        lanes.setdefault((lane.job, lane.trigger), []).append(lane)
+    for run in evidence.runs:
+        job, slot, *_ = run.key
+        if run.trigger not in (BACKFILL, BACKFILL_ALL) or slot <= pruned.get(job, -1):
+            continue
+        asked = lanes.get((job, run.trigger), [])
+        if not any(lane.start <= slot < lane.until for lane in asked):
+            says = f"{run.key} says that a backfill asked for it, and none of its slot is on record"
+            yield Finding("one run", says, (run,))
+
+
+def _left_running(evidence: Evidence) -> Iterator[Finding]:
+    """Find runs that run although another had their lock later, which nothing says they lost.
+
+    A claim that takes a lock from a run which still runs puts that on record.
+    """
+    newest: dict[str, RunRecord] = {}
+    for run in evidence.runs:
+        if run.starts and run.token > newest.get(run.lease, run._replace(token=0)).token:
+            newest[run.lease] = run
+    lapsed = {(event.key, event.token) for event in evidence.events if event.what == LAPSED}
+    for run in evidence.runs:
+        later = newest.get(run.lease)
+        if run.state is not State.RUNNING or later is None or later.token <= run.token:
+            continue
+        if "#" not in run.lease and (run.key, run.token) not in lapsed:
+            says = f"{run.key} still runs, and {later.key} had its lock {run.lease!r} after it"
+            yield Finding("one at once", says, (run, later))
+
+
+def _jobless(evidence: Evidence, runs: dict[str, list[RunRecord]]) -> Iterator[Finding]:
+    """Find slots that were decided of jobs which are not on record: no job is ever deleted."""
+    known = {mark.job for mark in evidence.marks} | {job.job for job in evidence.jobs}
+    for job, rows in runs.items():
+        decided = [run for run in rows if run.trigger in _DECIDED]
+        complete = bool(evidence.marks) or not evidence.jobs  # as not in an older export
+        if complete and job not in known and decided:
+            says = f"{len(decided)} slots of job {job!r} were decided, and it is not on record"
+            yield Finding("every slot", says, tuple(decided[:1]))
 
 
 def _told(evidence: Evidence) -> Iterator[Finding]:
@@ -217,6 +274,10 @@ class _Walk:
         )
         lanes = [lane for lane in evidence.lanes if lane.job == job.job]
         self._owed = [lane for lane in lanes if lane.trigger == "owed"]
+        self._decided = [run for run in runs if run.trigger in _DECIDED and not run.key.manual]
+        marks = [mark.watermark for mark in evidence.marks if mark.job == job.job]
+        self._mark = max(marks) if marks else None
+        self._renamed = any(other.retired == f"renamed to {job.job}" for other in evidence.jobs)
         self._runs = {run.key.slot: run for run in runs if not run.key.manual}
         self.seen = 0
         self._since = max(int(job.effective_from), job.pruned)
@@ -224,6 +285,9 @@ class _Walk:
     def findings(self) -> Iterator[Finding]:
         """Yield what is decided twice, or never."""
         yield from self._crossed()
+        yield from self._ahead()
+        yield from self._before_it_began()
+        yield from self._foreign()
         holes: list[int] = []
         more = 0
         for slot in self._holes():
@@ -253,6 +317,11 @@ class _Walk:
                 f"{name}: slots up to {shown(self._since)} belong to earlier definitions, which "
                 "the ledger does not keep; their rows were checked, holes cannot be seen"
             )
+        if job.epoch and self._zoned() and self._not_in_schedule():
+            yield (
+                f"{name}: some of its slots are not in its schedule by the time zones of today; "
+                "by those of then they may have been"
+            )
         if job.spec and isinstance(schedule_from(job.spec), EveryAfter):
             yield f"{name}: its slots follow the ends of its runs; there is no calendar to check by"
 
@@ -273,6 +342,52 @@ class _Walk:
                 why = inside.span.reason
                 says = f"{run.key} was due, and lies in a range ({why}) as well"
                 yield Finding("every slot", says, (run,), (inside,))
+
+    def _ahead(self) -> Iterator[Finding]:
+        """Find what was decided above the watermark, which moves with each decision, never back."""
+        if self._mark is None:
+            return
+        name, mark = f"job {self._job.job!r}", shown(self._mark)
+        above = [run for run in self._decided if run.key.slot > self._mark]
+        if above:
+            says = f"{name} is decided up to {mark}, and {above[0].key} is above that"
+            yield Finding("every slot", says, tuple(above[:_NAMED]))
+        spans = [span for span in self._spans if span.span.last > self._mark]
+        if spans:
+            last = shown(spans[0].span.last)
+            says = f"{name} is decided up to {mark}, and a range reaches to {last}"
+            yield Finding("every slot", says, (), tuple(spans[:_NAMED]))
+
+    def _before_it_began(self) -> Iterator[Finding]:
+        """Find what was decided before the first definition, unless under another name."""
+        if self._job.epoch != 1 or self._renamed:
+            return
+        early = [run for run in self._decided if run.key.slot <= int(self._job.effective_from)]
+        if early:
+            begins = shown(int(self._job.effective_from))
+            says = f"job {self._job.job!r} begins at {begins}, and {early[0].key} is before that"
+            yield Finding("every slot", says, tuple(early[:_NAMED]))
+
+    def _foreign(self) -> Iterator[Finding]:
+        """Find slots that were decided under the definition in force, which does not have them."""
+        foreign = [] if self._zoned() else self._not_in_schedule()
+        if foreign:
+            says = f"{foreign[0].key} is no slot of {self._job.spec}, under which it was decided"
+            yield Finding("every slot", says, tuple(foreign[:_NAMED]))
+
+    def _not_in_schedule(self) -> list[RunRecord]:
+        schedule = self._job.schedule if self._job.epoch else None
+        if schedule is None or isinstance(schedule, EveryAfter):
+            return []
+        return [
+            run
+            for run in self._decided
+            if run.epoch == self._job.epoch and not schedule.contains(run.key.slot)
+        ]
+
+    def _zoned(self) -> bool:
+        """Say whether the schedule follows a time zone, whose rules may have been others then."""
+        return getattr(self._job.schedule, "tz", "UTC") != "UTC"
 
     def _holes(self) -> Iterator[int]:
         job = self._job

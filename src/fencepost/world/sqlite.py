@@ -65,11 +65,13 @@ class SqliteFile:
         *,
         durable: bool,
         patience: float = PATIENCE,
+        committed: Callable[[], None] | None = None,
     ) -> T:
         """Run ``work`` inside of one write transaction and commit it.
 
         ``durable`` commits survive a power cut; the others survive any crash of a process. The
-        clock is for ``work`` to read: the wait for the file may have taken seconds.
+        clock is for ``work`` to read: the wait for the file may have taken seconds. ``committed``
+        is called at once after the commit, in its order, and before the disk has it.
         """
         with self._turn:
             connection = self._open(patience)
@@ -79,6 +81,8 @@ class SqliteFile:
                 self._until_free(connection, _begin, patience)
                 result = work(connection)
                 self._commit(connection, patience)
+                if committed is not None:
+                    committed()
             except (sqlite3.Error, OSError) as error:
                 raise self._told(error) from error
             finally:

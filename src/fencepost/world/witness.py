@@ -1,18 +1,37 @@
 """A witness remembers, outside of a database, how far the database had come.
 
-A file that is replaced by an older copy of itself looks healthy from inside. Only somebody who saw
-it later can tell. The witness is a small file beside the database, which no copy brings along. It
-is told after each claim, without a sync: what a power cut takes from it only makes it milder.
+A file that is replaced by an older copy of itself looks healthy from inside. Only a process that
+saw it later can tell. Beside the database, where no copy brings them along, lie a line that all
+processes share (which database it is, and the highest token that was synced) and a cell of each
+process (its newest commit). A cell is written after each commit, without a sync: the kernel keeps
+it when the process dies, and what a power cut takes from it only makes the witness milder.
 """
 
 from __future__ import annotations
 
 import os
+from time import monotonic
+from zlib import crc32
 
 from fencepost.model.named import NamedTuple
 
-_NAME = "witness"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # without flock nobody knows whose process is gone: cells stay
+    fcntl = None
+
+_NAME, _SUFFIX = "witness", ".seen"
 _WIDTH = 96
+# How long to go without looking whether a cell is still there, or can be made by now.
+_TRUSTED = 1.0
+# A cell that is written just now may be read torn: it is whole a moment later.
+_TRIES = 3
 
 
 class Seen(NamedTuple):
@@ -61,3 +80,98 @@ class Witness:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._fd, self._pid = os.open(self._path, flags, 0o666), os.getpid()
         return self._fd
+
+
+class Cells:
+    """The cells of one database, in the folder beside it; one of them is this process's own.
+
+    The own cell stays locked while its process lives, so that nobody removes it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._fd, self._pid, self.own = -1, 0, ""
+        self._look_at = 0.0
+
+    def write(self, text: str, *, pid: int) -> bool:
+        """Put this into our own cell, in the process ``pid``; say whether the cell is new."""
+        data = text.encode()
+        data = b"%08x %d %b" % (crc32(data), len(data), data)
+        try:
+            if pid == self._pid and monotonic() < self._look_at:
+                os.pwrite(self._fd, data, 0)
+                return False
+            new = self._lacks(pid)
+            if new:
+                self._make()
+            os.pwrite(self._fd, data, 0)
+        except OSError:
+            return False  # a full disk, or a folder to read only, takes the witness, not the work
+        return new
+
+    def read(self) -> dict[str, str]:
+        """Return what all cells say, by their names; those that cannot be read say nothing."""
+        try:
+            names = [name for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+        except OSError:
+            return {}
+        found = {name: self._read(name) for name in names}
+        return {name: text for name, text in found.items() if text is not None}
+
+    def remove(self, names: Iterable[str], *, dead: bool) -> None:
+        """Remove cells; if they must be ``dead``, only those of processes that are gone."""
+        for name in names:
+            if name != self.own or not dead:
+                self._remove(os.path.join(self._folder, name), dead=dead)
+
+    def close(self) -> None:
+        """Let go of our own cell: it stays, and the next write begins another."""
+        if self._fd >= 0 and self._pid == os.getpid():
+            os.close(self._fd)
+        self._fd, self.own, self._look_at = -1, "", 0.0
+
+    def _lacks(self, pid: int) -> bool:
+        """Say whether our own cell is to be made: in a fork's child, or where it was removed."""
+        if self._pid != pid:
+            if self._fd >= 0:
+                os.close(self._fd)  # our parent has the same, and its lock: nothing is lost
+            self._fd, self._pid = -1, pid
+        if not (self._fd >= 0 and os.fstat(self._fd).st_nlink):
+            self.close()
+        self._look_at = monotonic() + _TRUSTED
+        return self._fd < 0
+
+    def _make(self) -> None:
+        os.makedirs(self._folder, exist_ok=True)
+        name = os.urandom(8).hex() + _SUFFIX
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd, self.own = os.open(os.path.join(self._folder, name), flags, 0o666), name
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _read(self, name: str) -> str | None:
+        for _ in range(_TRIES):
+            try:
+                with open(os.path.join(self._folder, name), "rb") as file:
+                    check, _, rest = file.read().partition(b" ")
+            except OSError:
+                return None
+            length, _, data = rest.partition(b" ")
+            data = data[: int(length)] if length.isdigit() else b""
+            if data and check == b"%08x" % crc32(data):
+                return data.decode(errors="replace")
+        return None
+
+    def _remove(self, path: str, *, dead: bool) -> None:
+        try:
+            if not dead:
+                os.unlink(path)
+            elif fcntl is not None:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    os.unlink(path)
+                finally:
+                    os.close(fd)
+        except OSError:
+            return  # its process lives, it is another user's, or others were quicker
