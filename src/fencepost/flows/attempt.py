@@ -159,7 +159,7 @@ async def conclude(
     world = doors.world
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
-    course.ending = True
+    course.ending, course.ended = True, settled
     course.hold.about_to_end()
     try:
         run = await insist(world, course, partial(_told, doors, course, settled))

@@ -24,7 +24,7 @@ from fencepost.model.claim import (
     leases_of,
     passed_on,
 )
-from fencepost.model.claimed import begun_record, changed_record, claimed_record
+from fencepost.model.claimed import begun_record, changed_record, claimed_record, left_behind
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.item import Found, ItemRecord, ItemState, find, once_each
 from fencepost.model.lease import Grant
@@ -166,8 +166,7 @@ class SqliteBooks:
                 return Claimed(Verdict.BUSY, own, blocker=own)  # it ended while we looked
             return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True))
         assert change is not None, "whoever may go has something to change"
-        if change.lost and own is not None:
-            self._tell(db, own, "attempt_lost", now=now)
+        self._tell_left(db, own, change, now=now)
         for other in passed_on(scene.facts, lease):
             self._tell(db, other, LAPSED, now=now, detail=str(want.key))
         above = 0 if own is None else own.token
@@ -180,10 +179,7 @@ class SqliteBooks:
     def _change(
         self, db: Connection, want: Want, own: RunRecord | None, change: Change, *, now: float
     ) -> RunRecord:
-        if change.lost and own is not None:
-            self._tell(db, own, "attempt_lost", now=now)
-        elif own is not None and own.handed_off and change.state in UNFINISHED:
-            self._tell(db, own, UNFINISHED[change.state], now=now, detail=change.error or "")
+        self._tell_left(db, own, change, now=now)
         if change.quarantine:
             job = want.key.job
             db.execute(sql.QUARANTINE, (self._namespace, job, str(want.key)))
@@ -372,6 +368,10 @@ class SqliteBooks:
         db.execute(sql.HAND_OVER, (now, *self._key(attempt)))
         return None
 
+    def order_stop(self, db: Connection, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop."""
+        db.execute(sql.ORDER_STOP, self._key(attempt))
+
     def cancel(
         self, db: Connection, key: RunKey, operator: str, *, force: bool, only_waiting: bool
     ) -> Ended:
@@ -437,6 +437,13 @@ class SqliteBooks:
     def _count(self, db: Connection, key: RunKey, report: Report) -> None:
         for name, value in report.counts:
             db.execute(sql.COUNT, (self._namespace, *key, name, report.source, value))
+
+    def _tell_left(
+        self, db: Connection, own: RunRecord | None, change: Change, *, now: float
+    ) -> None:
+        left = left_behind(own, change)
+        if own is not None and left is not None:
+            self._tell(db, own, left[0], now=now, detail=left[1])
 
     def _tell(
         self, db: Connection, run: RunRecord, what: str, *, now: float, detail: str = ""
