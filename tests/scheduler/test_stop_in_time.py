@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from schedlab import unproven, until, url_of
@@ -19,6 +18,9 @@ from schedlab import unproven, until, url_of
 from fencepost import Fencepost
 from fencepost.model.run import RunRecord, State
 from servers import MariaDB, Postgres, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 PROGRAM = Path(__file__).with_name("stop_program.py")
 FACES = ["blocking", "aio", "up"]
@@ -78,7 +80,7 @@ class Stopped:
         self.process.send_signal(number)
 
     def took(self) -> float:
-        """Wait for the end, which is always a good one; return how long after the signal it came."""
+        """Wait for the end, which is a good one; return how long after the last signal it came."""
         assert self.process.wait(25) == 0, self.said()
         return time.monotonic() - self._asked_at
 
