@@ -10,9 +10,12 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fencepost import AsyncFencepost, Fencepost
+
+if TYPE_CHECKING:
+    from fencepost import Run
 
 if __name__ == "__main__":
     URL, FOLDER, FACE, OPTIONS = *sys.argv[1:4], json.loads(sys.argv[4])
@@ -21,7 +24,7 @@ else:  # ``fencepost up stop_program:fp``
     FACE, OPTIONS = "up", json.loads(os.environ["STOP_OPTIONS"])
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _MARKS = os.open(f"{FOLDER}/marks", _FLAGS)
-POLICIES: dict[str, Any] = {"every": "1h", "lease": "30s", "max_losses": 2, "loss_pause": "100ms"}
+POLICIES: dict[str, Any] = {"every": "1h", "lease": "6s", "max_losses": 2, "loss_pause": "100ms"}
 
 
 def mark(what: str) -> None:
@@ -46,6 +49,15 @@ def body() -> str:
 def declared(fp: Fencepost | AsyncFencepost) -> None:
     if OPTIONS["body"] == "alarm":
         fp.alarm("ring")(body)
+    elif OPTIONS["body"] == "checks":
+
+        def checks(run: Run) -> None:
+            mark("began")
+            while True:
+                run.check()
+                time.sleep(0.01)
+
+        fp.job("steps", **POLICIES)(checks)
     elif OPTIONS["body"] == "blocks":
 
         async def blocks() -> None:

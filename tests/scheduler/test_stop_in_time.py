@@ -227,15 +227,7 @@ def own_mariadb() -> Iterator[MariaDB]:
         yield server
 
 
-@pytest.fixture(
-    params=[
-        "postgres killed",
-        "postgres paused",
-        "mariadb killed",
-        "mariadb paused",
-        "sqlite locked",
-    ]
-)
+@pytest.fixture(params=["postgres killed", "postgres paused", "mariadb paused", "sqlite locked"])
 def away(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
     """What makes the ledger of a folder go away for as long as a block lasts."""
     kind, how = request.param.split()
@@ -289,11 +281,12 @@ def _each_backend(server: Postgres, what: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("body", ["deaf", "checks"])
 def test_a_ledger_that_is_away_keeps_no_process_alive(
-    tmp_path: Path, away: Callable[[], Any], face: str
+    tmp_path: Path, away: Callable[[], Any], face: str, body: str
 ) -> None:
     owed(tmp_path)
-    with stopped(tmp_path, face) as one:
+    with stopped(tmp_path, face, body=body) as one:
         one.begin()
         with away():
             one.ask()
@@ -303,7 +296,7 @@ def test_a_ledger_that_is_away_keeps_no_process_alive(
     assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 1, 0)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_a_second_signal_waits_for_no_ledger(
     tmp_path: Path, away: Callable[[], Any], face: str
 ) -> None:
@@ -317,7 +310,7 @@ def test_a_second_signal_waits_for_no_ledger(
             assert one.took() < AT_ONCE
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_an_end_that_could_not_be_recorded_is_told_and_the_run_is_resumed(
     tmp_path: Path, away: Callable[[], Any], face: str
 ) -> None:
