@@ -34,7 +34,7 @@ LAYERS = [
     {"executors", "serving", "alarming"},
     {"serving_aio"},
     {"scheduling"},
-    {"hearing"},
+    {"hearing", "stopping"},
     {"running_here", "running_aio"},
     {"declaring", "alarm_declaring", "alarm_faces", "blocking_schedules", "aio_schedules"},
     {"blocking", "aio"},

@@ -247,12 +247,17 @@ class AsyncFencepost(Declares, DeclaresAlarms, AsyncSchedules):
         return await self._working.ledger.runs(job, limit=limit)
 
     async def close(self) -> None:
-        """Release what is still held and close the store; an instance of this object is stopped."""
+        """Release what is still held and close the store; an instance of this object is stopped.
+
+        A body that cannot be stopped keeps its lease, and the store stays open for it.
+        """
         if "_scheduling" in self.__dict__:
             await self._end_instance()
-        await self._holding.close()
+        closed = await self._holding.close()
         if self._locks is not self._holding:
             await self._locks.close()
+        if not closed:
+            return
         if "_working" in self.__dict__:  # it was used
             await self._working.close()
         self._world.close()

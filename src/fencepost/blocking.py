@@ -205,13 +205,16 @@ class Fencepost(Declares, DeclaresAlarms, Schedules):
         return finish(self._working.ledger.runs(job, limit=limit))
 
     def close(self) -> None:
-        """Release what is still held and close the store; an instance of this object is stopped."""
+        """Release what is still held and close the store; an instance of this object is stopped.
+
+        A body that cannot be stopped keeps its lease, and the store stays open for it.
+        """
         if "_scheduling" in self.__dict__:
             self._end_instance()
-        finish(self._holding.close())
+        closed = finish(self._holding.close())
         if self._locks is not self._holding:
             finish(self._locks.close())
-        if "_working" in self.__dict__:  # it was used
+        if closed and "_working" in self.__dict__:  # it was used
             finish(self._working.close())
 
     def __enter__(self) -> Self:

@@ -54,6 +54,8 @@ class Schedules:
 
         At most ``concurrency`` attempts run at the same time. A stop begins nothing more, lets
         what runs finish, and gives back what has not after ``grace``, to go on elsewhere.
+        A body that cannot be stopped ends with the process if a signal asked for the stop, and
+        goes on under its lease if ``stop`` did.
         """
         from fencepost.running_here import run_here
 

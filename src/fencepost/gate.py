@@ -126,6 +126,7 @@ class Gate:
             course.hold.lose(f"its lease elsewhere is lost: {hold.why_lost or 'it was given back'}")
 
         hold.on_loss += (lose,)
+        hold.bound = True
         course.gate = hold
         course.hands_over = False  # whoever it were handed to would not have this lease
         if hold.phase(self._world.clocks.boottime()) is Phase.LOST:

@@ -195,15 +195,24 @@ class Holding:
         self.emit(LeaseEvent("broken", name, token, reason))
         return fresh
 
-    async def close(self) -> None:
-        """Release what is still held, stop the keeper, close the store."""
+    async def close(self) -> bool:
+        """Release what is still held, stop the keeper, close the store.
+
+        The lease of a body that goes on is kept, until the body ends or the process. Then the
+        keeper and the store stay open, and the answer is False.
+        """
         self._closed = True
-        for hold in self._keeper.charges.holds():
-            self._keeper.charges.remove(hold)
-            await release(self._world, self._store, hold, abandon=self._keeper.abandon)
+        holds = self._keeper.charges.holds()
+        for hold in holds:
+            if not hold.bound:
+                self._keeper.charges.remove(hold)
+                await release(self._world, self._store, hold, abandon=self._keeper.abandon)
+        if any(hold.bound for hold in holds):
+            return False
         await self._world.call(self._keeper.stop)
         await self._store.close()
         _everywhere.discard(self)
+        return True
 
     @property
     def source(self) -> str | Callable[[World, str], LeaseStore]:

@@ -44,6 +44,8 @@ _LEVELS = {
     "stuck": "ERROR",
     "quarantined": "ERROR",
     "missed": "WARNING",
+    "cut": "WARNING",
+    "unrecorded": "ERROR",
     "edited": "INFO",
     "renamed": "INFO",
     "known_again": "INFO",

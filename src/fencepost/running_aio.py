@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from contextlib import suppress
 
 from fencepost.errors import Misuse
@@ -14,16 +12,13 @@ from fencepost.flows.serve import serve
 from fencepost.hearing import Hearing
 from fencepost.scheduling import CLOSING, crew_here, grace_of, size_of
 from fencepost.serving_aio import TaskCrew
+from fencepost.stopping import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from fencepost.flows.ring import Alarms
     from fencepost.model.duration import Duration
     from fencepost.scheduling import Scheduling
-
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def run_here(
@@ -41,15 +36,13 @@ async def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = TaskCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    handled: dict[int, Any] = {}
+    heard: Signals | None = None
     bell, hearing = Bell(world), None
     bells: asyncio.Task[None] | None = None
     try:
-        if signals and threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                before = signal.getsignal(number)
-                asyncio.get_running_loop().add_signal_handler(number, _stop, crew, handled)
-                handled[number] = before
+        if signals:
+            # By a handler of our own, which is called also while a body blocks the loop.
+            heard = Signals(scheduling, crew, crew.stop_soon)
         if alarms is not None:
             flow = ring(alarms, bell, emit=scheduling.emit, look=scheduling.pace.look)
             bells = asyncio.create_task(flow)
@@ -62,13 +55,18 @@ async def run_here(
         try:
             await _ended(crew, bells)
         finally:
+            if heard is not None:
+                heard.close(busy=crew.busy or (bells is not None and not bells.done()))
             scheduling.crew = None
             crew.gone.set()
-            _restore(handled)
 
 
 async def _ended(crew: TaskCrew, bells: asyncio.Task[None] | None) -> None:
-    """Wait for what runs, and then for what is being fired; a second cancel cancels that too."""
+    """Wait for what runs, and then for what is being fired; a second cancel cancels that too.
+
+    A stop that was asked for waits for neither longer than there is time.
+    """
+    stopping = crew.stopping
     try:
         await crew.dismiss()
     except asyncio.CancelledError:
@@ -76,7 +74,11 @@ async def _ended(crew: TaskCrew, bells: asyncio.Task[None] | None) -> None:
             bells.cancel()
         raise
     finally:
-        if bells is not None:
+        if bells is not None and stopping:
+            await asyncio.wait([bells], timeout=max(0.0, crew.left()))
+            if bells.done():
+                await bells
+        elif bells is not None:
             await bells
 
 
@@ -95,19 +97,3 @@ async def end_here(scheduling: Scheduling) -> None:
         if not crew.is_ours():  # a body that closes its own face would wait for itself
             with suppress(TimeoutError):
                 await asyncio.wait_for(crew.gone.wait(), CLOSING)
-
-
-def _stop(crew: TaskCrew, handled: dict[int, Any]) -> None:
-    hurry = crew.stopping
-    crew.stop(0.0 if hurry else crew.grace)
-    if hurry:  # a third one is not ours: it ends a process whose bodies hear nothing
-        _restore(handled)
-
-
-def _restore(handled: dict[int, Any]) -> None:
-    """Leave signals to those who handled them before."""
-    loop = asyncio.get_running_loop()
-    while handled:
-        number, handler = handled.popitem()
-        loop.remove_signal_handler(number)
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 
 from fencepost.errors import Misuse
@@ -12,18 +11,18 @@ from fencepost.flows.serve import serve
 from fencepost.hearing import Hearing
 from fencepost.scheduling import CLOSING, crew_here, grace_of, size_of
 from fencepost.serving import ThreadCrew
+from fencepost.stopping import Signals
 from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any
-
     from fencepost.flows.ring import Alarms
     from fencepost.model.duration import Duration
     from fencepost.scheduling import Scheduling
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+# How long an instance that ends by itself waits for handlers of alarms.
+_LEAST = 1.0
 
 
 def run_here(
@@ -41,12 +40,12 @@ def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = ThreadCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    handled: dict[int, Any] = {}
+    heard: Signals | None = None
     bells: _Bells | None = None
     hearing: Hearing | None = None
     try:
         if signals:
-            _handle(crew, handled)
+            heard = Signals(scheduling, crew, crew.stop)
         if alarms is not None:
             bells = _Bells(scheduling, alarms)
         hearing = Hearing(scheduling, crew, None if bells is None else bells.bell)
@@ -57,9 +56,10 @@ def run_here(
         try:
             _end(crew, bells)
         finally:
+            if heard is not None:
+                heard.close(busy=crew.busy or (bells is not None and bells.busy))
             scheduling.crew = None
             crew.gone.set()
-            _restore(handled)
 
 
 def _end(crew: ThreadCrew, bells: _Bells | None) -> None:
@@ -88,12 +88,15 @@ class _Bells:
         self.bell.stop()
 
     def join(self) -> None:
-        """Wait for what is being fired."""
+        """Wait for what is being fired, for as long as there is time."""
         crew = self._scheduling.crew
-        left = 0.0
-        if crew is not None and crew.recall_at is not None:
-            left = max(0.0, crew.recall_at - self._scheduling.world.clocks.boottime())
-        self._thread.join(left + 1.0)
+        left = _LEAST if crew is None or crew.recall_at is None else crew.left()
+        self._thread.join(max(0.0, left))
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is still being fired."""
+        return self._thread.is_alive()
 
     def _ring(self) -> None:
         emit, look = self._scheduling.emit, self._scheduling.pace.look
@@ -114,25 +117,3 @@ def end_here(scheduling: Scheduling) -> None:
         crew.stop(0.0)
         if not crew.is_ours():  # a body that closes its own face would wait for itself
             crew.gone.wait(CLOSING)
-
-
-def _handle(crew: ThreadCrew, handled: dict[int, Any]) -> None:
-    """Have signals stop the crew; keep who handled them before."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may say what a signal does
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        hurry = crew.stopping
-        crew.stop(0.0 if hurry else crew.grace)
-        if hurry:  # a third one is not ours: it ends a process whose bodies hear nothing
-            _restore(handled)
-
-    for number in _SIGNALS:
-        handled[number] = signal.signal(number, stop)
-
-
-def _restore(handled: dict[int, Any]) -> None:
-    while handled:
-        number, handler = handled.popitem()
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -8,7 +8,7 @@ from collections import deque
 from queue import Empty, SimpleQueue
 
 from fencepost.errors import FencepostError, RunLost
-from fencepost.flows.serve import Office
+from fencepost.flows.serve import Office, unrecorded
 from fencepost.hands import STUCK, Hands
 from fencepost.holding import HOST
 from fencepost.jobs import rivals_of
@@ -49,6 +49,8 @@ _NEVER = float("inf")
 _REMEMBERED = 10.0
 # What has waited for a thread for this part of its lease is left to others, while it still is ours.
 _STALE = 1 / 3
+# How long after its grace an instance waits for bodies to leave and for ends to be recorded.
+SETTLE = 0.4
 _RELEASED = Settled(State.PENDING, "released")
 _NOTHING = Report()
 
@@ -97,6 +99,10 @@ class Serving:
         if known is None or now - known[0] > _REMEMBERED:
             known = self._apart[job.name] = (now, self._working.can_be_apart(job))
         return known[1]
+
+    def tell(self, event: JobEvent) -> None:
+        """Tell whoever listens."""
+        self._holding.emit(event)
 
     def tell_trouble(self, error: BaseException) -> None:
         """Tell of what no attempt should ever raise."""
@@ -214,6 +220,7 @@ class ThreadCrew:
         self.grace = 0.0  # how long what runs may go on once a stop is asked for
         self.stopping = False
         self.recall_at: float | None = None
+        self._wait_until = _NEVER  # how long others wait for it, once it is to stop
 
     @property
     def busy(self) -> bool:
@@ -314,10 +321,15 @@ class ThreadCrew:
     def stop(self, grace: float) -> None:
         """Begin nothing more, and give back what has not ended after ``grace``."""
         self.recall_at = self._world.clocks.boottime() + grace
+        self._wait_until = self.recall_at + SETTLE
         self.stopping = True
         for course in list(self._working.courses.values()):
             course.recall(self.recall_at)
         self._ends.put(None)
+
+    def left(self) -> float:
+        """Say how many seconds an instance that is to stop may still wait."""
+        return self._wait_until - self._world.clocks.boottime()
 
     def is_ours(self) -> bool:
         """Say whether this thread is one of those that an end has to wait for.
@@ -329,14 +341,18 @@ class ThreadCrew:
         return forked or here in self._hands.threads or here.ident == self._server
 
     def dismiss(self) -> None:
-        """Let the threads end. What still runs, as nobody serves any more, is recalled."""
+        """Let the threads end. What still runs, as nobody serves any more, is recalled.
+
+        A body that a stop could not end in time goes on; its lease is kept, and its end recorded.
+        """
         self._precedence.leave()
         with self._turn:
             self._dismissed = True
             left = list(self._open.values())
             self._open.clear()
-        if self.busy:
+        if self.busy and self.left() > 0:
             self.stop(0.0)
+            self._wait_until = max(self._wait_until, self._world.clocks.boottime() + self.grace)
         for parked in left:
             self._record(parked)
         self._give_back()
@@ -344,8 +360,7 @@ class ThreadCrew:
 
     def wait(self) -> None:
         """Wait, within the grace, until all that was recalled has told its end."""
-        until = self._world.clocks.boottime() + self.grace
-        while self.busy and (left := until - self._world.clocks.boottime()) > 0:
+        while self.busy and (left := self.left()) > 0:
             self._take(left)
 
     def _work(self, given: tuple[Begun, float]) -> None:
@@ -408,6 +423,7 @@ class ThreadCrew:
         except RunLost as lost:
             answer = lost
         except FencepostError as error:  # the store is away: the end of its lease decides
+            self._serving.tell(unrecorded(end.attempt, end.settled))
             answer = RunLost(str(end.attempt.key), token=end.attempt.token, reason=str(error))
         self._step(parked.flow, answer)
 

@@ -10,6 +10,7 @@ from functools import partial
 from fencepost.errors import RunLost
 from fencepost.flows.serve import Told
 from fencepost.ledger.planning import End
+from fencepost.serving import SETTLE
 from fencepost.working import Terms
 
 TYPE_CHECKING = False
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from fencepost.serving import Serving
     from fencepost.working import Working
     from fencepost.world.api import World
+
+
+# How long a task needs at most to end once its end is decided.
+_MOMENT = 0.05
 
 
 class TaskCrew:
@@ -40,6 +45,7 @@ class TaskCrew:
         self.grace = 0.0
         self.stopping = False
         self.recall_at: float | None = None
+        self._wait_until = float("inf")  # how long others wait for it, once it is to stop
 
     @property
     def busy(self) -> bool:
@@ -83,10 +89,19 @@ class TaskCrew:
     def stop(self, grace: float) -> None:
         """Begin nothing more, and give back what has not ended after ``grace``."""
         self.recall_at = self._world.clocks.boottime() + grace
+        self._wait_until = self.recall_at + SETTLE
         self.stopping = True
         for course in list(self._working.courses.values()):
             course.recall(self.recall_at)
         self._signal.set()
+
+    def stop_soon(self, grace: float) -> None:
+        """Do the same as soon as the loop goes on: for a handler of signals."""
+        self._loop.call_soon_threadsafe(self.stop, grace)
+
+    def left(self) -> float:
+        """Say how many seconds an instance that is to stop may still wait."""
+        return self._wait_until - self._world.clocks.boottime()
 
     def is_ours(self) -> bool:
         """Say whether this task is one of those that an end has to wait for."""
@@ -97,10 +112,15 @@ class TaskCrew:
         """Cancel what still runs, as the one who serves was cancelled, and wait for it.
 
         From now on each records its own end, also those who have told it and were not answered.
-        To be cancelled once more changes nothing: what runs is waited for.
+        To be cancelled once more changes nothing: what runs is waited for. A body that a stop
+        could not end in time goes on; its lease is kept, and its end recorded.
         """
         self._dismissed = True
         if not self._tasks:
+            return
+        if self.left() <= 0:
+            await asyncio.wait(self._tasks, timeout=_MOMENT)  # for those who were just answered
+            await asyncio.sleep(0)  # and for the callbacks that take them out
             return
         self.stop(0.0)
         cancelled: asyncio.CancelledError | None = None

@@ -97,6 +97,7 @@ commands = st.one_of(
     *[st.tuples(st.just("pass"), st.sampled_from((0.5, 5.0, 31.0, 70.0)))] * 2,
     st.tuples(st.just("beat"), who, reports),
     st.tuples(st.just("hand_over"), who, st.sampled_from((20.0, 60.0))),
+    st.tuples(st.just("order_stop"), who),
     st.tuples(st.just("save"), who, texts, st.sampled_from((None, 1, 2)), reports),
     st.tuples(st.just("begin"), who, st.sampled_from(SCOPES), some_items, st.booleans()),
     st.tuples(st.just("end"), who, st.sampled_from(SCOPES), ends, st.sampled_from(CALLS)),
@@ -159,6 +160,10 @@ def beat(cluster: Cluster, said: Said, n: int, report: Report) -> object:
 
 def hand_over(cluster: Cluster, said: Said, n: int, ttl: float) -> object:
     return by(cluster, said, n, lambda ledger, own: ledger.hand_over(own, ttl=ttl))
+
+
+def order_stop(cluster: Cluster, said: Said, n: int) -> object:
+    return by(cluster, said, n, lambda ledger, own: ledger.order_stop(own))
 
 
 def save(
@@ -244,6 +249,7 @@ VERBS: dict[str, Callable[..., object]] = {
     "pass": lambda cluster, _, seconds: cluster.clocks.advance(seconds),
     "beat": beat,
     "hand_over": hand_over,
+    "order_stop": order_stop,
     "save": save,
     "begin": begin,
     "end": end,
@@ -402,6 +408,20 @@ def test_ledgers_agree_about_a_run_that_is_poison_and_its_job(
     reasons = [answer.run.reason for answer in (poison, skipped) if answer.run]  # type: ignore[attr-defined]
     assert reasons == ["poison", "quarantined"]
     assert (lifted, again) == (True, False)
+
+
+@everywhere
+def test_ledgers_agree_that_a_run_which_was_ordered_to_stop_is_no_loss(
+    agreed: Callable[..., list[object]],
+) -> None:
+    key, policy = RunKey("bills", 1_000), Policy(max_losses=1)
+    ask, wait, order = ("claim", key, policy, "", 4), ("pass", 31.0), ("order_stop", 0)
+    first, _, busy, _, again, _, late, _, lost = agreed(
+        ask, order, ask, wait, ask, order, wait, ask, ("beat", 1, Report())
+    )[:9]
+    del first, late, lost
+    assert busy.verdict is Verdict.BUSY  # type: ignore[attr-defined]
+    assert (again.run.losses, again.run.releases, again.run.reason) == (0, 1, "")  # type: ignore[attr-defined]
 
 
 def test_a_run_that_goes_on_under_another_permit_has_a_higher_token_though_the_clock_fell() -> None:

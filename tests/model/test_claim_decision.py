@@ -20,7 +20,7 @@ from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.divided import mark_holder
 from fencepost.model.lease import Holder
 from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil
-from fencepost.model.run import TERMINAL, RunRecord, State, legal
+from fencepost.model.run import STOPPING, TERMINAL, RunRecord, State, legal
 from fencepost.model.slot import RunKey
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def records(draw: st.DrawFn, states: Sequence[State] = LIVE, *, begun: bool = Fa
         streak=draw(st.integers(0, 4)) if begun else 0,
         strikes=draw(st.integers(0, 3)) if begun else 0,
         solitary=begun and draw(st.booleans()),
+        reason=draw(st.sampled_from(["", STOPPING])) if state is State.RUNNING else "",
     )
 
 
@@ -252,11 +253,26 @@ def test_every_change_is_one_of_the_table(claim: tuple[Want, Facts]) -> None:
 
 
 @given(claim=claims())
-def test_a_loss_is_counted_whenever_a_dead_attempt_loses_its_run(claim: tuple[Want, Facts]) -> None:
+def test_a_dead_attempt_is_counted_as_lost_or_as_given_back(claim: tuple[Want, Facts]) -> None:
     wanted, facts = claim
-    decision = decide(wanted, facts, now=NOW)
-    if decision.change is not None:
-        assert decision.change.lost is (facts.own is not None and facts.own.state is State.RUNNING)
+    change = decide(wanted, facts, now=NOW).change
+    if change is not None:
+        dead = facts.own is not None and facts.own.state is State.RUNNING
+        assert change.lost + change.released == dead
+
+
+@given(claim=claims())
+def test_who_was_ordered_to_stop_is_lost_only_where_a_loss_is_the_end(
+    claim: tuple[Want, Facts],
+) -> None:
+    wanted, facts = claim
+    change = decide(wanted, facts, now=NOW).change
+    if change is not None and facts.own is not None and facts.own.state is State.RUNNING:
+        ordered = facts.own.reason == STOPPING
+        assert not change.released or ordered
+        if ordered and change.lost:
+            assert (change.state, change.reason) == (State.FAILED, "lost")
+            assert wanted.policy.on_loss is OnLoss.FAIL
 
 
 @given(claim=claims())
@@ -575,6 +591,25 @@ def test_a_lost_run_is_resumed_at_once_and_its_loss_counted() -> None:
     decision = asked(want(), lost())
     assert decision.verdict is Verdict.GO
     assert decision.change == Change(State.RUNNING, lost=True)
+
+
+def test_a_run_whose_process_was_ordered_to_stop_is_resumed_at_once_and_no_loss_counted() -> None:
+    often = lost()._replace(reason=STOPPING, streak=100, strikes=100, solitary=True, beat_at=NOW)
+    decision = asked(want(policy=Policy(max_losses=1)), often)
+    assert decision.verdict is Verdict.GO
+    assert decision.change == Change(State.RUNNING, released=True)
+
+
+def test_a_run_whose_process_was_ordered_to_stop_is_left_alone_while_its_lease_is_held() -> None:
+    stopping = lost()._replace(reason=STOPPING)
+    decision = asked(want(), stopping, lease=held_by(stopping))
+    assert (decision.verdict, decision.change) == (Verdict.BUSY, None)
+
+
+def test_a_stopped_run_whose_lock_is_taken_waits_and_no_loss_is_counted() -> None:
+    decision = asked(want(), lost()._replace(reason=STOPPING), lease=held_by())
+    assert decision.verdict is Verdict.LATER
+    assert decision.change == Change(State.PENDING, "lock_held", released=True)
 
 
 def test_a_lost_run_goes_before_a_newer_slot_of_its_job() -> None:

@@ -172,18 +172,6 @@ def stopped() -> None:
         fp.run(grace=OPTIONS["grace"])
 
 
-def deaf() -> None:
-    """Have a body that hears of nothing."""
-    with instance() as fp:
-
-        @fp.job("steps", every="1h", lease="5s")
-        def steps(run: Run) -> None:
-            done(run, 0)
-            time.sleep(600)
-
-        fp.run(grace=0)
-
-
 def stopped_aio() -> None:
     """Be stopped in the middle of a long coroutine."""
 

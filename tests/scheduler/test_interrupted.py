@@ -151,7 +151,7 @@ def test_an_instance_that_could_not_begin_may_be_run_again(
             until(lambda: ran)
 
 
-def test_an_instance_whose_loop_handles_no_signals_may_be_run_again(
+def test_a_signal_stops_an_instance_also_on_a_loop_that_handles_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -160,13 +160,11 @@ def test_an_instance_whose_loop_handles_no_signals_may_be_run_again(
             def none(*_: object) -> None:
                 raise NotImplementedError
 
-            with monkeypatch.context() as patch:
-                patch.setattr(asyncio.get_running_loop(), "add_signal_handler", none)
-                with pytest.raises(NotImplementedError):
-                    await fp.run()
-            task = asyncio.create_task(fp.run(signals=False))
+            loop = asyncio.get_running_loop()
+            monkeypatch.setattr(loop, "add_signal_handler", none)
+            task = asyncio.create_task(fp.run())
             await asyncio.sleep(0)
-            fp.stop(grace=0)
+            os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.wait_for(task, 30)
 
     asyncio.run(main())

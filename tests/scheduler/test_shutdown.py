@@ -103,26 +103,6 @@ def test_a_second_signal_hurries(tmp_path: Path, mode: str) -> None:
     assert (run.state, run.reason, run.losses) == (State.PENDING, "released", 0)
 
 
-def test_a_third_signal_ends_a_process_whose_body_hears_nothing(tmp_path: Path) -> None:
-    owed(tmp_path)
-    with members() as fleet:
-        member = Member(tmp_path, "deaf")
-        fleet.append(member)
-        until(lambda: effects(tmp_path))
-        member.ask_to_stop()
-        member.process.send_signal(signal.SIGINT)  # two of a kind could arrive as one
-        until(lambda: _ignores(member))
-        member.ask_to_stop()
-        assert member.ended(within=10) == -signal.SIGTERM
-
-
-def _ignores(member: Member) -> bool:
-    """Say whether the process has left SIGTERM to the system again."""
-    with open(f"/proc/{member.pid}/status", encoding="ascii") as status:
-        caught = next(line.split()[1] for line in status if line.startswith("SigCgt"))
-    return not int(caught, 16) & 1 << (signal.SIGTERM - 1)
-
-
 def test_signals_are_left_to_those_who_had_them_before(tmp_path: Path) -> None:
     def mine(*_: object) -> None: ...
 
@@ -265,3 +245,70 @@ def test_an_instance_that_is_interrupted_leaves_no_run_without_an_end(tmp_path: 
         leave.set()
         until(lambda: [run.state for run in fp.runs("job")][-1] is State.SUCCEEDED)
         assert fp.runs("job")[-1].result == '"done"'
+
+
+def deaf(fp: Fencepost | AsyncFencepost) -> tuple[threading.Event, threading.Event]:
+    """Declare a job whose body hears nothing: return what says that it began, and what ends it."""
+    began, leave = threading.Event(), threading.Event()
+
+    @fp.job("job", every="1s", lease="2s")
+    def job() -> str:
+        began.set()
+        assert leave.wait(60)
+        return "done"
+
+    return began, leave
+
+
+def is_kept(folder: Path, since: float) -> bool:
+    """Say whether a run was renewed for longer than its lease is, and nobody else may have it."""
+    with Fencepost(url_of(folder)) as other:
+        other.job("job", every="1s", lease="2s")(lambda: None)
+        assert [outcome.status for outcome in other.tick()] == []
+        run = other.runs("job")[-1]
+    assert run.state is State.RUNNING
+    return run.beat_at > since + 3
+
+
+def test_a_program_that_stops_its_instance_goes_on_beside_a_body_that_hears_nothing(
+    tmp_path: Path,
+) -> None:
+    with Fencepost(url_of(tmp_path)) as fp:
+        began, leave = deaf(fp)
+        thread = threading.Thread(target=lambda: fp.run(signals=False), daemon=True)
+        thread.start()
+        assert began.wait(30)
+        fp.stop(grace=0.2)
+        thread.join(5)
+        assert not thread.is_alive()
+    closed = time.time()
+    until(lambda: is_kept(tmp_path, closed))  # the face is closed, and the body is not over
+    leave.set()
+    with Fencepost(url_of(tmp_path)) as other:
+        until(lambda: other.runs("job")[-1].state is State.SUCCEEDED)
+        run = other.runs("job")[-1]
+    assert (run.result, run.starts, run.losses) == ('"done"', 1, 0)
+    until(lambda: not fp._working.courses)
+    fp.close()
+
+
+def test_a_task_that_stops_its_instance_goes_on_beside_a_body_that_hears_nothing(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with AsyncFencepost(url_of(tmp_path)) as fp:
+            began, leave = deaf(fp)
+            task = asyncio.create_task(fp.run(signals=False))
+            assert await asyncio.to_thread(began.wait, 30)
+            fp.stop(grace=0.2)
+            await asyncio.wait_for(task, 5)
+        closed = time.time()
+        await asyncio.to_thread(until, lambda: is_kept(tmp_path, closed))
+        leave.set()
+        await asyncio.to_thread(until, lambda: not fp._working.courses)
+        await fp.close()
+
+    asyncio.run(main())
+    with Fencepost(url_of(tmp_path)) as fp:
+        run = fp.runs("job")[-1]
+    assert (run.state, run.result, run.starts, run.losses) == (State.SUCCEEDED, '"done"', 1, 0)

@@ -15,6 +15,7 @@ from fencepost.testing.simulator.planners import memory_planner
 from fencepost.testing.simulator.serving import ServingParts
 
 if TYPE_CHECKING:
+    from fencepost.ledger.api import Attempt
     from fencepost.ledger.planning import Ask, Ticked
     from fencepost.model.cohort import Cohort
     from fencepost.model.definition import Definition, JobRecord
@@ -157,6 +158,24 @@ class WritesWhatItRead(_MemoryDesk):
         self.put_job(job._replace(watermark=job.watermark - 60) if stale else job)
 
 
+# 12. A stop is a stop: who needs it on record?
+
+
+class KeepsNoOrders(MemoryLedger):
+    async def order_stop(self, attempt: Attempt) -> None:
+        del attempt
+
+
+# 13. "on SIGTERM: release everything", while the thread is still at it.
+
+
+class ReleasesAtOnce(MemoryLedger):
+    async def order_stop(self, attempt: Attempt) -> None:
+        await super().order_stop(attempt)
+        with self.leases.turn:
+            self.leases.end(attempt.lease, attempt.nonce)
+
+
 # Each bug, and the promise that it breaks.
 PLANTED = {
     "the watermark moves before the run is there": ("covered", planned_on(AdvancesFirst)),
@@ -171,6 +190,8 @@ PLANTED = {
     "each instance plans by its own clock": ("belongs", planned_by(PlansByItsOwnClock)),
     "a slot that runs is made again": ("one row", planned_on(ForgetsWhatRuns)),
     "a delay after completion counts from the slot": ("belongs", planned_on(NeverWaits)),
+    "an order to stop is not kept": ("ordered", served_by(KeepsNoOrders)),
+    "who is ordered to stop loses its lease at once": ("one holder", served_by(ReleasesAtOnce)),
     "a watermark falls": ("watermark", planned_on(WritesWhatItRead)),
 }
 UNADOPTED = planned_on(NeverAdopts)

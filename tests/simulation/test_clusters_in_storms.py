@@ -101,7 +101,8 @@ def test_everything_that_can_happen_to_a_cluster_happens() -> None:
             if event.what == "span":
                 seen[event.detail] += 1
     wanted = """
-        adopted asked away back beat calm claimed crashed deployed heard lane paused pausing
+        adopted asked away back beat calm claimed counted_lost crashed deployed heard lane ordered
+        paused pausing
         released resuming stale started stepped stopping
         planned-schedule planned-catchup planned-owed planned-backfill
         settled-succeeded settled-failed settled-waiting_retry settled-pending settled-cancelled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fencepost.errors import OutcomeUnknown, StoreUnavailable
@@ -88,6 +89,9 @@ class Crew:
     def told(self) -> list[Told]:
         taken, self.ends = self.ends, []
         return taken
+
+    def left(self) -> float:
+        return math.inf
 
     async def rest(self, seconds: float) -> None:
         if not self.ends:

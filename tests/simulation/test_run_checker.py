@@ -109,6 +109,15 @@ BROKEN = {
         "on loss",
         [declared(POLICY.replace("resume", "fail")), *USUAL[1:5], claimed(12.0, 6, 2)],
     ),
+    "who was ordered to stop is counted as lost": (
+        "ordered",
+        [
+            *USUAL[:5],
+            happens(2.0, "ordered", 5),
+            happens(12.0, "counted_lost", 5),
+            claimed(12.0, 6, 2),
+        ],
+    ),
     "there are more than the permits": ("limit", [*USUAL[:3], claimed(1.0, 5, 1, name="job#3")]),
     "it succeeded, but its body did not": (
         "true end",

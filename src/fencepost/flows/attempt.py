@@ -171,7 +171,7 @@ async def conclude(
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
     await tell_of_children(doors, course, emit=emit)
-    course.ending = True
+    course.ending, course.ended = True, settled
     course.hold.about_to_end()
     try:
         run = await insist(world, course, partial(_told, doors, course, settled))

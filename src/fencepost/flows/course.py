@@ -66,9 +66,11 @@ class Course:
     hands_over = True  # whether the body may leave the run to another program
     saves = 0  # so far, so that a save that arrives late is known for what it is
     ending = False  # whether the body is over and its end on the way to the ledger
+    ended: Settled | None = None  # how, once it is
     cancelled = False
     recalled = False  # whether it is to be given back as soon as its checkpoint is kept
     recall_at: float | None = None  # and when at the latest, on the boot-time clock
+    ordered = False  # whether the ledger has it that the process of the attempt is to stop
     stuck = False
     settled = False  # whether the claim is on the disk, as far as we have seen to it
     transacting: frozenset[object] = frozenset()  # threads or tasks that have a transaction open
@@ -283,6 +285,9 @@ class Course:
             if ledger.abilities.settles:
                 await ledger.sync()  # from here on not even a power cut forgets that it began
             self.settled = True
+        if self.recalled and not self.ordered and not self.handed_off:
+            await ledger.order_stop(self.attempt)
+            self.ordered = True
         late = self.deadline is not None and (
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )

@@ -44,7 +44,7 @@ class Hold:
     __slots__ = (
         *("name", "token", "nonce", "ttl", "ends", "trust", "next_try", "released", "why_lost"),
         *("owner", "on_loss", "beat", "pinned", "ending", "_emit", "_chatty", "_phase", "_slow"),
-        *("_max_hold", "lean", "patience", "hurried"),
+        *("_max_hold", "lean", "patience", "hurried", "bound"),
     )
     name: str
     token: int
@@ -71,6 +71,7 @@ class Hold:
         self.beat: Callable[[LeaseStore, float], Flow[Grant]] | None = None
         # Since when our own write transaction keeps everybody else out: nobody can take the lease.
         self.pinned = 0.0
+        self.bound = False  # whether it belongs to a body, and must outlive whoever else lets go
         self.hurried = -_NEVER  # when it was last said that there is something to hear
         self._slow = False
         self.lean: Lean | None = None  # what else is to be proven, all the time
@@ -103,7 +104,7 @@ class Hold:
         ``first`` is counted from the instant ``since``, else from when it was asked for: what was
         claimed ahead begins later than that.
         """
-        self.beat = beat
+        self.beat, self.bound = beat, True
         begins = self.trust.confirmed if since is None else since
         self.next_try = min(self.next_try, begins + (first or LONGEST_SILENCE))
 

@@ -11,6 +11,7 @@ from fencepost.errors import FencepostError, OutcomeUnknown, RunLost, StoreUnava
 from fencepost.ledger.planning import LOOK, Ask
 from fencepost.model.event import JobEvent
 from fencepost.model.named import NamedTuple, Protocol
+from fencepost.model.run import State
 from fencepost.model.slot import shown
 
 TYPE_CHECKING = False
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fencepost.flows.course import Doors
+    from fencepost.ledger.api import Attempt
     from fencepost.ledger.planning import Asked, Begun, End, Instance, Note, Place, Ticked
     from fencepost.model.claim import Want
     from fencepost.model.definition import Definition
+    from fencepost.model.ending import Settled
     from fencepost.model.run import RunRecord
 
 # By how much the ledger's clock must differ from what ours lets expect.
@@ -30,8 +33,16 @@ _MOST_PRUNED = 500
 # How many jobs are made known in one transaction.
 BATCH = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+# Who is to stop has no time for long ones.
+_STOPPING_PAUSE = 0.5
 # How often one who stops asks again what it was granted, if no answer comes.
 _MOST_DOUBTS = 5
+
+
+_UNRECORDED = (
+    "the ledger was away, and this end is not on record: the run is resumed by the next instance, "
+    "or recorded as failed (lost) if its job has on_loss='fail'"
+)
 
 
 class Pace(NamedTuple):
@@ -77,6 +88,9 @@ class Crew(Protocol):
     def stopping(self) -> bool:
         """Whether nothing more is to begin."""
 
+    def left(self) -> float:
+        """Say how many seconds an instance that is to stop may still wait; else that has no end."""
+
     def begin(self, begun: Begun, sent: float) -> None:
         """Have an attempt carried out."""
 
@@ -118,6 +132,7 @@ class _Serving:
         self._left: Place | None = None  # how far the last tick came, if not to the end
         self._unknown = False  # whether some of our jobs are still to be announced again
         self._pause = _FIRST_PAUSE
+        self._away = False  # whether the ledger did not answer when it was last asked
         self._off = 0.0
         self._ahead: tuple[float, float] | None = None  # of our clock, at least and at most
 
@@ -125,15 +140,32 @@ class _Serving:
         crew = self._crew
         await self._announce()
         try:
-            while not crew.stopping or crew.busy or self._told or self._in_doubt:
-                await crew.rest(await self._step())
+            while not crew.stopping or (self._unfinished and crew.left() > 0):
+                pause = await self._step()
+                await crew.rest(min(pause, max(0.0, crew.left())))
         except BaseException:
             await self._find_granted()
             raise
+        self._give_up()
+        if self._away:
+            return  # it will be taken for gone in a minute
         try:
             await self._planner.depart(self._office.instance)
         except FencepostError as error:
             self._say("unconfirmed", error=str(error))  # it will be taken for gone in a minute
+
+    @property
+    def _unfinished(self) -> bool:
+        return self._crew.busy or bool(self._told) or self._in_doubt
+
+    def _give_up(self) -> None:
+        """Answer those whose end was not recorded in the time that there was, and tell of it."""
+        left, self._told = [*self._told, *self._crew.told()], []
+        for told in left:
+            attempt = told.end.attempt
+            self._office.emit(unrecorded(attempt, told.end.settled))
+            reason = "its end was not recorded before its instance stopped"
+            told.answer(RunLost(str(attempt.key), token=attempt.token, reason=reason))
 
     @property
     def _in_doubt(self) -> bool:
@@ -159,7 +191,7 @@ class _Serving:
             # The ledger refuses, as it does if it is an old copy: nothing runs until it is seen to.
             self._say("refused", error=str(error))
             return _LONGEST_PAUSE
-        self._pause, self._ask = _FIRST_PAUSE, None
+        self._pause, self._ask, self._away = _FIRST_PAUSE, None, False
         if ticked.now:
             self._heed_clock(ticked.now, sent)
         self._answer(ticked)
@@ -222,9 +254,10 @@ class _Serving:
             doubtful = unknown or self._ask.again
             self._ask = self._ask._replace(again=self._ask.again + 1) if doubtful else None
         self._say("unconfirmed", error=str(error))
+        self._away = True
         pause = self._pause * (0.5 + self._doors.world.dice())
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
-        return pause
+        return min(pause, _STOPPING_PAUSE) if self._crew.stopping else pause
 
     def _rest(self, ticked: Ticked) -> float:
         if ticked.full and not self._crew.room(0):
@@ -302,6 +335,15 @@ def event_of(note: Note) -> JobEvent:
         for name, value in note.about
     )
     return JobEvent(note.what, note.job, note.run, 0, about)
+
+
+def unrecorded(attempt: Attempt, settled: Settled) -> JobEvent:
+    """Return the event that tells of an end which the ledger could not be told of."""
+    about = (
+        ("ended", "released" if settled.state is State.PENDING else settled.state.value),
+        ("note", _UNRECORDED),
+    )
+    return JobEvent("unrecorded", attempt.key.job, str(attempt.key), attempt.token, about)
 
 
 async def announce(doors: Doors, office: Office, *, start: int = 0) -> None:

@@ -138,6 +138,13 @@ class Ledger(Protocol):
         meanwhile, by the one to whom it was given, nothing is left to do, and that is fine.
         """
 
+    async def order_stop(self, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop; its lease stays as it is.
+
+        Who then finds the lease free resumes the run without counting a loss. Nothing changes for
+        an attempt that has ended, is another's by now, or was handed off.
+        """
+
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
     ) -> RunRecord:

@@ -10,7 +10,7 @@ from fencepost.errors import RunLost, UnknownRun
 from fencepost.ledger.draft_rousing import rouse
 from fencepost.ledger.planning import cancel_word
 from fencepost.model.claim import Claimed, Facts, Verdict, decide, looked_at, mark_of, passed_on
-from fencepost.model.claimed import changed_record, claimed_record
+from fencepost.model.claimed import changed_record, claimed_record, left_behind
 from fencepost.model.definition import JobRecord
 from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
@@ -140,8 +140,7 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
         assert extended, "an attempt that is alive holds its lease"
         return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True), now=draft.now)
     assert change is not None, "whoever may go has something to change"
-    if change.lost and own is not None:
-        _tell(draft, own, "attempt_lost")
+    _tell_left(draft, own, change)
     if own is not None and moved_from(own, lease):
         _tell(draft, own, LEASE_CHANGED, own.lease)
     for other in passed_on(facts, lease):
@@ -154,14 +153,17 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
 
 
 def _change(draft: Draft, want: Want, own: RunRecord | None, change: Change) -> RunRecord:
-    if change.lost and own is not None:
-        _tell(draft, own, "attempt_lost")
-    elif own is not None and own.handed_off and change.state in UNFINISHED:
-        _tell(draft, own, UNFINISHED[change.state], change.error or "")
+    _tell_left(draft, own, change)
     if change.quarantine:
         known = draft.job(want.key.job) or JobRecord(want.key.job)
         draft.put_job(known._replace(quarantined=str(want.key)))
     return draft.put(changed_record(want, own, change, now=draft.now))
+
+
+def _tell_left(draft: Draft, own: RunRecord | None, change: Change) -> None:
+    left = left_behind(own, change)
+    if own is not None and left is not None:
+        _tell(draft, own, *left)
 
 
 def _tell(draft: Draft, run: RunRecord, what: str, detail: str = "") -> None:

@@ -136,6 +136,10 @@ class DraftLedger(Doors):
         """Entrust the attempt to whoever knows its token."""
         await self._world.call(self._hand_over, attempt, ttl)
 
+    async def order_stop(self, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop."""
+        await self._world.call(self.changed, self._sql.ORDER_STOP, self.own(attempt))
+
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
     ) -> RunRecord:

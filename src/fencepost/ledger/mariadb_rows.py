@@ -29,7 +29,7 @@ from fencepost.ledger.mariadb_said import (
 )
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED
-from fencepost.model.run import HANDED_OFF
+from fencepost.model.run import HANDED_OFF, STOPPING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,6 +206,12 @@ SELECT namespace, job, slot, `manual`, rerun, beat_at, '{HANDED_OFF}', token, :h
  WHERE {_KEY} AND @fencepost_ours AND @fencepost_was <> '{HANDED_OFF}'""",
     f"SELECT @fencepost_ours FROM fencepost_run AS run WHERE {OURS}",
 )
+
+# Whoever finds the lease free resumes the run, and counts no loss.
+ORDER_STOP = said(f"""
+UPDATE fencepost_run AS run
+   SET run.reason = '{STOPPING}', run.edition = run.edition + 1
+ WHERE {OURS} AND run.reason = ''""")
 
 TELL = said(f"""
 INSERT INTO fencepost_event (namespace, {_EVENT_COLUMNS})

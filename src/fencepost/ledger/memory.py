@@ -22,7 +22,7 @@ from fencepost.model.claim import (
     mark_of,
     passed_on,
 )
-from fencepost.model.claimed import changed_record, claimed_record
+from fencepost.model.claimed import changed_record, claimed_record, left_behind
 from fencepost.model.definition import JobRecord
 from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
@@ -31,6 +31,7 @@ from fencepost.model.item import Found, ItemRecord, ItemState, begun_by, find, o
 from fencepost.model.run import (
     HANDED_OFF,
     LAPSED,
+    STOPPING,
     RunEvent,
     RunRecord,
     State,
@@ -197,6 +198,15 @@ class MemoryLedger:
             if not run.handed_off:
                 self._tell(run, HANDED_OFF, now=now)
             self.put(run._replace(reason=HANDED_OFF, beat_at=now))
+
+    async def order_stop(self, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop."""
+        with self.leases.turn:
+            run = self.books.runs.get(attempt.key)
+            if run is None or run.state is not State.RUNNING or run.reason:
+                return
+            if (run.token, run.holder.nonce) == (attempt.token, attempt.nonce):
+                self.put(run._replace(reason=STOPPING))
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
@@ -370,8 +380,7 @@ class MemoryLedger:
             grant = self.leases.readopt(decision.lease, want.holder.nonce, want.policy.lease)
             return Claimed(Verdict.GO, facts.own, grant, now=now)
         assert decision.change is not None, "whoever may go has something to change"
-        if decision.change.lost and facts.own is not None:
-            self._tell(facts.own, "attempt_lost", now=now)
+        self._tell_left(facts.own, decision.change, now=now)
         if facts.own is not None and moved_from(facts.own, decision.lease):
             self._tell(facts.own, LEASE_CHANGED, now=now, detail=facts.own.lease)
         for other in passed_on(facts, decision.lease):
@@ -387,10 +396,7 @@ class MemoryLedger:
     def _change(
         self, want: Want, own: RunRecord | None, change: Change, *, now: float
     ) -> RunRecord:
-        if change.lost and own is not None:
-            self._tell(own, "attempt_lost", now=now)
-        elif own is not None and own.handed_off and change.state in UNFINISHED:
-            self._tell(own, UNFINISHED[change.state], now=now, detail=change.error or "")
+        self._tell_left(own, change, now=now)
         if change.quarantine:
             known = self.books.jobs.get(want.key.job, JobRecord(want.key.job))
             self.books.jobs[want.key.job] = known._replace(quarantined=str(want.key))
@@ -449,6 +455,11 @@ class MemoryLedger:
     def _tell(self, run: RunRecord, what: str, *, now: float, detail: str = "") -> None:
         event = RunEvent(run.key, now, what, run.token, str(run.holder), detail)
         self.books.events.append(event)
+
+    def _tell_left(self, own: RunRecord | None, change: Change, *, now: float) -> None:
+        left = left_behind(own, change)
+        if own is not None and left is not None:
+            self._tell(own, left[0], now=now, detail=left[1])
 
     def put(self, run: RunRecord) -> RunRecord:
         """Keep a run as it is now, if it may become that."""

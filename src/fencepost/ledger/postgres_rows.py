@@ -12,7 +12,7 @@ from fencepost.ledger.postgres_said import NO_LOITERING, NOW, at_place, new, sai
 from fencepost.ledger.postgres_schema import LIVE, LIVE_OF_LOCKS
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED
-from fencepost.model.run import HANDED_OFF
+from fencepost.model.run import HANDED_OFF, STOPPING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,6 +199,12 @@ told AS (
       FROM known, ours
      WHERE reason <> '{HANDED_OFF}')
 SELECT EXISTS (SELECT 1 FROM ours) FROM known""")
+
+# Whoever finds the lease free resumes the run, and counts no loss.
+ORDER_STOP = said(f"""
+UPDATE fencepost_run
+   SET reason = '{STOPPING}'
+ WHERE {OURS} AND reason = ''""")
 
 TELL = said(f"""
 INSERT INTO fencepost_event (namespace, job, slot, manual, rerun, at, what, token, holder, detail)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # A run that is shorter than this ends before its claim need be on the disk by itself.
 SETTLES = 0.02
+# How long a keeper waits for the file at most.
+_BRIEFLY = 0.25
 
 
 class Desk(NamedTuple):
@@ -81,7 +83,7 @@ class SqliteLedger:
     async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
         """Renew the lease and take the report."""
         # As short as a renewal's: a keeper that is kept here must still be able to tell of it.
-        patience = min(DRIFT * ttl + 0.6 * MARGIN, 0.25)
+        patience = min(DRIFT * ttl + 0.6 * MARGIN, _BRIEFLY)
         return await self._world.call(
             self.written,
             lambda db: self.books.beat(db, attempt, ttl, report),
@@ -156,6 +158,15 @@ class SqliteLedger:
     async def hand_over(self, attempt: Attempt, *, ttl: float) -> None:
         """Entrust the attempt to whoever knows its token."""
         await self._world.call(self._hand_over, attempt, ttl)
+
+    async def order_stop(self, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop."""
+        await self._world.call(
+            self.written,
+            lambda db: self.books.order_stop(db, attempt),
+            True,  # noqa: FBT003 -- as above
+            _BRIEFLY,
+        )
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False

@@ -26,7 +26,7 @@ from fencepost.model.claim import (
     mark_of,
     passed_on,
 )
-from fencepost.model.claimed import begun_record, changed_record, claimed_record
+from fencepost.model.claimed import begun_record, changed_record, claimed_record, left_behind
 from fencepost.model.divided import MARK_TTL
 from fencepost.model.ending import UNFINISHED, Settled, ended_record, in_view_of, recorded
 from fencepost.model.fenced import LEASE_CHANGED, moved_from
@@ -174,8 +174,7 @@ class SqliteBooks:
                 return Claimed(Verdict.BUSY, own, blocker=own, now=now)  # it ended meanwhile
             return Claimed(Verdict.GO, own, Grant(own.token, ttl, adopted=True), now=now)
         assert change is not None, "whoever may go has something to change"
-        if change.lost and own is not None:
-            self._tell(db, own, "attempt_lost", now=now)
+        self._tell_left(db, own, change, now=now)
         if own is not None and moved_from(own, lease):
             self._tell(db, own, LEASE_CHANGED, now=now, detail=own.lease)
         for other in passed_on(scene.facts, lease):
@@ -193,10 +192,7 @@ class SqliteBooks:
     def _change(
         self, db: Connection, want: Want, own: RunRecord | None, change: Change, *, now: float
     ) -> RunRecord:
-        if change.lost and own is not None:
-            self._tell(db, own, "attempt_lost", now=now)
-        elif own is not None and own.handed_off and change.state in UNFINISHED:
-            self._tell(db, own, UNFINISHED[change.state], now=now, detail=change.error or "")
+        self._tell_left(db, own, change, now=now)
         if change.quarantine:
             job = want.key.job
             db.execute(sql.QUARANTINE, (self._namespace, job, str(want.key)))
@@ -385,6 +381,10 @@ class SqliteBooks:
         db.execute(sql.HAND_OVER, (now, *self._key(attempt)))
         return None
 
+    def order_stop(self, db: Connection, attempt: Attempt) -> None:
+        """Keep that the process of the attempt was ordered to stop."""
+        db.execute(sql.ORDER_STOP, self._key(attempt))
+
     def cancel(
         self, db: Connection, key: RunKey, operator: str, *, force: bool, only_waiting: bool
     ) -> Ended:
@@ -450,6 +450,13 @@ class SqliteBooks:
     def _count(self, db: Connection, key: RunKey, report: Report) -> None:
         for name, value in report.counts:
             db.execute(sql.COUNT, (self._namespace, *key, name, report.source, value))
+
+    def _tell_left(
+        self, db: Connection, own: RunRecord | None, change: Change, *, now: float
+    ) -> None:
+        left = left_behind(own, change)
+        if own is not None and left is not None:
+            self._tell(db, own, left[0], now=now, detail=left[1])
 
     def _tell(
         self, db: Connection, run: RunRecord, what: str, *, now: float, detail: str = ""

@@ -6,7 +6,7 @@ from fencepost.ledger.sqlite_schema import LIVE
 from fencepost.model.definition import JobRecord
 from fencepost.model.item import ItemRecord, ItemState
 from fencepost.model.lease import Holder
-from fencepost.model.run import HANDED_OFF, RunRecord, State
+from fencepost.model.run import HANDED_OFF, STOPPING, RunRecord, State
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -78,6 +78,12 @@ HAND_OVER = f"""
 UPDATE fencepost_run
    SET beat_at = ?, reason = '{HANDED_OFF}'
  WHERE {_OURS}"""
+
+# Whoever finds the lease free resumes the run, and counts no loss.
+ORDER_STOP = f"""
+UPDATE fencepost_run
+   SET reason = '{STOPPING}'
+ WHERE {_OURS} AND reason = ''"""
 
 # What differs from the last checkpoint is progress: losses in a row are forgotten. What arrives
 # after a later save changes neither.

@@ -154,6 +154,7 @@ class Change(NamedTuple):
     struck: bool = False  # and nobody else can have been the cause
     quarantine: bool = False
     error: str | None = None
+    released: bool = False  # the attempt that had it is counted as given back
 
 
 class Decision(NamedTuple):
@@ -293,26 +294,34 @@ def _adopted(own: RunRecord, facts: Facts) -> Decision:
 
 
 def _lost(want: Want, own: RunRecord, facts: Facts, *, now: float) -> Decision:
-    """Decide about a run whose attempt vanished: resume it, let it wait, or end it."""
-    struck = own.solitary
+    """Decide about a run whose attempt vanished: resume it, let it wait, or end it.
+
+    If its process was ordered to stop the attempt counts as given back. A run that must not be
+    tried twice has been tried all the same.
+    """
+    stopped = own.ordered_to_stop
+    struck = own.solitary and not stopped
     if own.cancel_at or facts.retired:  # whoever asked for an end gets it: it is no failure
         reason = "cancelled" if own.cancel_at else "retired"
-        return Decision(Verdict.ENDED, change=_end(State.CANCELLED, reason, lost=True))
+        change = _end(State.CANCELLED, reason, lost=not stopped, released=stopped)
+        return Decision(Verdict.ENDED, change=change)
     if own.handed_off and out_of_time(own, want.policy, now=now):
         return _unheard(want.policy, own, now=now)
     if want.policy.on_loss is OnLoss.FAIL:
         return Decision(Verdict.ENDED, change=_end(State.FAILED, "lost", lost=True))
-    hopeless = own.streak + 1 >= HOPELESS * want.policy.max_losses
-    if hopeless or own.strikes + struck >= want.policy.max_losses:
-        change = _end(State.FAILED, "poison", lost=True, struck=struck, quarantine=True)
-        return Decision(Verdict.ENDED, change=change)
-    pause = loss_pause(want.policy, streak=own.streak + 1)
+    pause = 0.0
+    if not stopped:
+        hopeless = own.streak + 1 >= HOPELESS * want.policy.max_losses
+        if hopeless or own.strikes + struck >= want.policy.max_losses:
+            change = _end(State.FAILED, "poison", lost=True, struck=struck, quarantine=True)
+            return Decision(Verdict.ENDED, change=change)
+        pause = loss_pause(want.policy, streak=own.streak + 1)
     if pause:
         at = min(own.beat_at, now) + pause  # a clock that was set back must not make it wait longer
         if at > now:
             change = Change(State.PENDING, "lost", not_before=at, lost=True, struck=struck)
             return Decision(Verdict.LATER, change=change, at=at)
-    change = Change(State.RUNNING, lost=True, struck=struck)
+    change = Change(State.RUNNING, lost=not stopped, struck=struck, released=stopped)
     return _free_or_blocked(want, facts, change=change, now=now)
 
 
@@ -471,7 +480,7 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
     waits: Change | None = None
     if own is not None and own.active:  # an active run is never skipped
         verdict = Verdict.LATER
-        if change.lost:
+        if change.lost or change.released:
             waits = change._replace(state=State.PENDING, reason="lock_held", blocker=blocker)
     elif want.patient:
         verdict = Verdict.LATER

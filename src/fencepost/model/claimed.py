@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fencepost.model.claim import SUSPICIOUS
+from fencepost.model.ending import UNFINISHED
 from fencepost.model.lease import Holder
-from fencepost.model.run import RunRecord, State
+from fencepost.model.run import STOPPING, RunRecord, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,22 @@ def claimed_record(
         saves=0,
         solitary=run.streak >= SUSPICIOUS and want.can_be_alone,
     )
+
+
+def left_behind(own: RunRecord | None, change: Change) -> tuple[str, str] | None:
+    """Return the event that tells how the attempt before ended, and its detail; None if none did.
+
+    Only who claims a run finds out that an attempt has vanished.
+    """
+    if own is None:
+        return None
+    if change.lost:
+        return "attempt_lost", ""
+    if change.released:
+        return UNFINISHED[State.PENDING], STOPPING
+    if own.handed_off and change.state in UNFINISHED:
+        return UNFINISHED[change.state], change.error or ""
+    return None
 
 
 def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
@@ -61,6 +78,7 @@ def changed_record(want: Want, own: RunRecord | None, change: Change, *, now: fl
         not_before=change.not_before,
         ended_at=now if change.state.terminal else 0.0,
         losses=run.losses + change.lost,
+        releases=run.releases + change.released,
         streak=run.streak + change.lost,
         strikes=run.strikes + change.struck,
         error=change.error if change.error is not None else run.error,

@@ -41,6 +41,8 @@ class State(enum.StrEnum):
 
 # Why a run that runs has no process of ours that vouches for it: see ``Ledger.hand_over``.
 HANDED_OFF = "handed_off"
+# Why a run that runs will soon have no process: see ``Ledger.order_stop``.
+STOPPING = "stopping"
 # What is noted of an attempt whose permit ran out and went to another run before it had ended.
 LAPSED = "lapsed"
 
@@ -143,6 +145,11 @@ class RunRecord(NamedTuple):
     def handed_off(self) -> bool:
         """Whether its attempt is in the hands of another program, which will tell how it ended."""
         return self.state is R and self.reason == HANDED_OFF
+
+    @property
+    def ordered_to_stop(self) -> bool:
+        """Whether the process of its attempt was ordered to stop: that it is gone is no loss."""
+        return self.state is R and self.reason == STOPPING
 
     @property
     def fresh(self) -> bool:

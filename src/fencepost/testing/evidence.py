@@ -18,7 +18,7 @@ from fencepost.model.ending import UNFINISHED
 from fencepost.model.lease import Holder
 from fencepost.model.name import base
 from fencepost.model.plan import Span
-from fencepost.model.run import LAPSED, RunEvent, RunRecord, State
+from fencepost.model.run import LAPSED, STOPPING, RunEvent, RunRecord, State
 from fencepost.model.slot import parsed
 from fencepost.testing.history import Event
 
@@ -102,13 +102,18 @@ def attempts_of(run: RunRecord, events: Sequence[RunEvent]) -> list[Attempt]:
 def _earlier(run: RunRecord, end: RunEvent) -> Attempt:
     began = min(end.at, end.token / 1e6)
     # When a lost attempt ended nobody knows: its lease may have lapsed long before that was seen.
-    until = began if end.what == _LOST else end.at
+    until = began if _vanished(end) else end.at
     return Attempt(run, end.token, began, until, newest=False, end=end)
+
+
+def _vanished(end: RunEvent) -> bool:
+    """Say whether nobody saw the attempt end: it was lost, or its process was ordered to stop."""
+    return end.what == _LOST or end.detail == STOPPING
 
 
 def _until(run: RunRecord, end: RunEvent | None) -> float:
     """Return the last instant at which the newest attempt of a run is known to have had it."""
-    if end is not None and end.what != _LOST:
+    if end is not None and not _vanished(end):
         return end.at
     own_end = end is None and run.state.terminal and run.state is not State.TIMED_OUT
     return run.ended_at if own_end else max(run.started_at, run.beat_at)

@@ -6,6 +6,8 @@ newest wins  no write is accepted but from the newest claim of a run that runs; 
 counted      user code begins once for each claim at most, and after a claim that counted it; the
              request that had the last attempt is not granted another one
 on loss      where a loss is the end, nothing is claimed after one
+ordered      an attempt whose process was ordered to stop, on record, is counted as no loss, unless
+             a loss is the end
 limit        runs side by side stay within their permits
 true end     a run ends as its body was left, and only what was asked to be is cancelled
 items        an effect outside happens once, or again only where its policy says so; what happened
@@ -19,7 +21,8 @@ progress     after the storm every slot that was due has ended
 The five promises of ``checker`` hold for the leases of runs as well, and are checked along. These
 events are known beside its own: declared, due, triggered, outcome; claimed, adopted, beat, saved,
 item_begun, item_ended, settled (all writes of an attempt), became (what others did to a run),
-asked (for a cancel), stale (a refused write); began, left, effect, wrote; at the end row and item.
+asked (for a cancel), ordered (to stop, and the ledger has it), counted_lost (by whoever claims the
+run), stale (a refused write); began, left, effect, wrote; at the end row and item.
 A ledger alone has ``concluded`` instead of settled: how the body was left is not on record.
 """
 
@@ -99,6 +102,7 @@ class _Reader:
         self._rows: dict[str, Event] = {}
         self._items: dict[str, Event] = {}
         self._open: dict[str, Event] = {}
+        self._ordered: set[str] = set()  # nonces of attempts that were to stop
         self._position = 0
         self._event: Event
         self._readers = {
@@ -117,6 +121,8 @@ class _Reader:
             "concluded": self._concluded,
             "became": self._became,
             "asked": self._asked,
+            "ordered": self._was_ordered,
+            "counted_lost": self._counted_lost,
             "broken": self._broken,
             "released": self._released,
             "stale": self._stale,
@@ -264,6 +270,15 @@ class _Reader:
 
     def _asked(self, event: Event) -> None:
         self._run(event.run).asked = True
+
+    def _was_ordered(self, event: Event) -> None:
+        self._ordered.add(event.holder)
+
+    def _counted_lost(self, event: Event) -> None:
+        policy = self._policy(event.run)
+        if event.holder in self._ordered and policy.get("on_loss") != "fail":
+            says = f"{event.run} was ordered to stop with token {event.token}, and counted as lost"
+            self._found("ordered", says)
 
     def _broken(self, event: Event) -> None:
         for run in self._runs.values():

@@ -288,6 +288,10 @@ class RemoteLedger:
         """Entrust the attempt to somebody else."""
         return self._plainly(lambda ledger: ledger.hand_over(attempt, ttl=ttl))
 
+    def order_stop(self, attempt: Attempt) -> Flow[None]:
+        """Say that the process is to stop."""
+        return self._plainly(lambda ledger: ledger.order_stop(attempt))
+
     def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False
     ) -> Flow[RunRecord]:

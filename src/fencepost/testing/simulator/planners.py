@@ -193,6 +193,13 @@ class PlannerServer(LedgerServer):
                 self._claimed(node, run, one.claimed.grant)
                 noted.append(run.key)
 
+    def _count_loss(self, node: str, run: RunRecord) -> None:
+        """Note that an attempt is counted as lost."""
+        before = self._seen.get(run.key)
+        if before is not None and run.losses > before.losses:
+            lost, key = before.holder.nonce, str(run.key)
+            self._note("counted_lost", node, "", lost, before.token, 0.0, "", key)
+
     def _changed(self, node: str, before: RunRecord | None, run: RunRecord) -> None:
         if before is None:
             self._planned(node, run)
@@ -202,6 +209,7 @@ class PlannerServer(LedgerServer):
             self._note("asked", node, run=str(run.key), state=run.state.value)
         if before is not None and before.state is State.RUNNING and run.token > before.token:
             self._note("broken", node, run.lease, token=run.token, run=str(run.key))
+        self._count_loss(node, run)
         self._notice(node, run)
 
     def _planned(self, node: str, run: RunRecord) -> None:
@@ -211,6 +219,7 @@ class PlannerServer(LedgerServer):
     def _claimed(self, node: str, run: RunRecord, grant: Grant | None) -> None:
         if run.key not in self._seen:
             self._planned(node, run)
+        self._count_loss(node, run)
         self._seen[run.key] = run
         self._holders[run.lease] = run.holder.nonce
         self._note(

@@ -1,0 +1,351 @@
+"""After a signal an instance ends within its grace, whatever a body or the ledger does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from schedlab import unproven, until, url_of
+
+from fencepost import Fencepost
+from fencepost.model.run import RunRecord, State
+from servers import MariaDB, Postgres, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PROGRAM = Path(__file__).with_name("stop_program.py")
+FACES = ["blocking", "aio", "up"]
+SERVERS: dict[str, type[Postgres | MariaDB]] = {"postgres": Postgres, "mariadb": MariaDB}
+GRACE = 2.0
+# How much longer than its grace an instance may take, and how long after a second signal.
+MORE, AT_ONCE = 1.0, 1.0
+LOCKS = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA busy_timeout = 5000")
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class Stopped:
+    """One process that is to be stopped, and what it wrote."""
+
+    def __init__(self, folder: Path, face: str, **options: object) -> None:
+        options = {"body": "deaf", "grace": GRACE, **options}
+        self.errors = folder / f"stderr-{time.time_ns()}"
+        words = [sys.executable, str(PROGRAM), url_of(folder), str(folder), face]
+        words.append(json.dumps(options))
+        environment = dict(os.environ)
+        if face == "up":
+            code = "import sys; from fencepost.cli.main import main; sys.exit(main())"
+            words = [sys.executable, "-c", code, "up", "stop_program:fp"]
+            words += ["--grace", f"{options['grace']}s"]
+            environment |= {
+                "STOP_URL": url_of(folder),
+                "STOP_FOLDER": str(folder),
+                "STOP_OPTIONS": json.dumps(options),
+                "PYTHONPATH": str(PROGRAM.parent),
+            }
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                words, env=environment, start_new_session=True, stderr=errors
+            )
+        self._folder, self._asked_at = folder, 0.0
+
+    def marks(self, what: str) -> list[float]:
+        """Return when its body did something, by the machine's boot-time clock."""
+        path = self._folder / "marks"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [
+            float(at) for word, pid, at in lines if (word, pid) == (what, str(self.process.pid))
+        ]
+
+    def begin(self) -> None:
+        """Wait until its body has begun."""
+        until(lambda: self.marks("began"))
+
+    def ask(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self._asked_at = time.monotonic()
+        self.process.send_signal(number)
+
+    def took(self) -> float:
+        """Wait for the end, which is a good one; return how long after the last signal it came."""
+        assert self.process.wait(25) == 0, self.said()
+        return time.monotonic() - self._asked_at
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+
+@contextmanager
+def stopped(folder: Path, face: str, **options: object) -> Iterator[Stopped]:
+    """A process that is to be stopped, and does not outlive the test."""
+    one = Stopped(folder, face, **options)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+
+
+def owed(folder: Path, **policies: Any) -> None:
+    """Leave one slot of the past to whichever instance comes."""
+    hour = int(time.time()) // 3600 * 3600
+    with Fencepost(url_of(folder)) as fp:
+        fp.job("steps", every="1h", **policies)(lambda: None)
+        fp.backfill("steps", hour - 3600, hour, wait=False)
+
+
+def only_run(folder: Path) -> RunRecord:
+    with Fencepost(url_of(folder)) as fp:
+        (run,) = fp.runs("steps")
+    return run
+
+
+def resumed(folder: Path, **policies: Any) -> RunRecord:
+    """Have another instance carry on with what is left; return the run when it has ended."""
+    with Fencepost(url_of(folder)) as fp:
+        fp.job("steps", every="1h", loss_pause="100ms", **policies)(lambda: "elsewhere")
+
+        def over() -> bool:
+            fp.tick()
+            return fp.runs("steps")[-1].state.terminal
+
+        until(over, within=60)
+        (run,) = fp.runs("steps")
+    return run
+
+
+@pytest.fixture(params=["sqlite", *SERVERS])
+def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder that says where a ledger is that answers."""
+    if request.param in SERVERS:
+        name = f"stops_{time.time_ns()}"
+        (tmp_path / "url").write_text(shared(SERVERS[request.param]).database(name))
+    return tmp_path
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_body_that_hears_nothing_ends_with_its_process_and_is_no_loss(
+    ledger: Path, face: str
+) -> None:
+    owed(ledger)
+    with stopped(ledger, face) as one:
+        one.begin()
+        one.ask()
+        assert one.took() < GRACE + MORE
+        assert one.marks("lives")[-1] - one.marks("began")[0] > GRACE - 0.5  # it had its grace
+    run = only_run(ledger)
+    assert (run.state, run.reason) == (State.RUNNING, "stopping")
+    run = resumed(ledger)
+    assert (run.state, run.starts, run.losses, run.releases) == (State.SUCCEEDED, 2, 0, 1)
+    assert (run.streak, run.strikes, run.attempt) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_second_signal_ends_a_process_at_once(ledger: Path, face: str) -> None:
+    owed(ledger)
+    with stopped(ledger, face, grace=600) as one:
+        one.begin()
+        one.ask()
+        seen = len(one.marks("lives"))
+        until(lambda: len(one.marks("lives")) > seen + 5)  # it goes on, for now
+        one.ask(signal.SIGINT)
+        assert one.took() < AT_ONCE
+    run = resumed(ledger)
+    assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 0, 1)
+
+
+def test_no_number_of_deploys_makes_poison_of_a_body_that_hears_nothing(ledger: Path) -> None:
+    owed(ledger, max_losses=2)
+    deploys = 5
+    for number in range(deploys):
+        # Where a server does not notice that a process is gone, its lease has to run out.
+        with stopped(ledger, FACES[number % 2], grace=0, policies={"lease": "2s"}) as one:
+            one.begin()
+            one.ask()
+            assert one.took() < AT_ONCE
+    run = resumed(ledger, max_losses=2)
+    assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 0, deploys)
+    assert unproven(ledger) == []
+
+
+def test_nobody_else_begins_before_the_process_is_gone(ledger: Path) -> None:
+    owed(ledger)
+    with stopped(ledger, "blocking", grace=GRACE) as one:
+        one.begin()
+        one.ask()
+        until(lambda: only_run(ledger).reason == "stopping")
+        with Fencepost(url_of(ledger)) as fp:
+            began: list[float] = []
+
+            @fp.job("steps", every="1h")
+            def steps() -> None:
+                began.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+
+            while one.process.poll() is None:
+                fp.tick()
+                time.sleep(0.05)
+            until(lambda: fp.tick() or began)
+        assert began[0] > one.marks("lives")[-1]
+
+
+def test_a_job_that_must_not_be_tried_twice_is_failed_if_it_was_cut(ledger: Path) -> None:
+    owed(ledger, on_loss="fail")
+    with stopped(ledger, "blocking", grace=0, policies={"on_loss": "fail"}) as one:
+        one.begin()
+        one.ask()
+        one.took()
+    run = resumed(ledger, on_loss="fail")
+    assert (run.state, run.reason, run.starts) == (State.FAILED, "lost", 1)
+    assert unproven(ledger) == []
+
+
+# A ledger that is away.
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[Postgres]:
+    with Postgres.own() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own_mariadb() -> Iterator[MariaDB]:
+    with MariaDB.own() as server:
+        yield server
+
+
+@pytest.fixture(params=["postgres killed", "postgres paused", "mariadb paused", "sqlite locked"])
+def away(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Any]:
+    """What makes the ledger of a folder go away for as long as a block lasts."""
+    kind, how = request.param.split()
+    if kind == "sqlite":
+        return lambda: _locked(tmp_path / "ledger.db")
+    server: Postgres | MariaDB = request.getfixturevalue(f"own_{kind}")
+    (tmp_path / "url").write_text(server.database(f"away_{time.time_ns()}"))
+    return lambda: _gone(server, kill=how == "killed")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Have another process keep the file for itself."""
+    words = [sys.executable, "-c", LOCKS, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        try:
+            yield
+        finally:
+            other.kill()
+
+
+@contextmanager
+def _gone(server: Postgres | MariaDB, *, kill: bool) -> Iterator[None]:
+    if not kill:
+        server.pause()
+        if isinstance(server, Postgres):
+            _each_backend(server, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if isinstance(server, Postgres):
+                _each_backend(server, signal.SIGCONT)
+            server.go_on()
+        return
+    server.kill()
+    try:
+        yield
+    finally:
+        server.start()
+
+
+def _each_backend(server: Postgres, what: signal.Signals) -> None:
+    """Send a signal to every process of a server: each has a session of its own."""
+    assert server.process is not None
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
+    for child in children.split():
+        os.kill(int(child), what)
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("body", ["deaf", "checks"])
+def test_a_ledger_that_is_away_keeps_no_process_alive(
+    tmp_path: Path, away: Callable[[], Any], face: str, body: str
+) -> None:
+    owed(tmp_path)
+    with stopped(tmp_path, face, body=body) as one:
+        one.begin()
+        with away():
+            one.ask()
+            assert one.took() < GRACE + MORE
+            assert "steps@" in one.said()
+    run = resumed(tmp_path)
+    assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 1, 0)
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_a_second_signal_waits_for_no_ledger(
+    tmp_path: Path, away: Callable[[], Any], face: str
+) -> None:
+    owed(tmp_path)
+    with stopped(tmp_path, face, grace=600) as one:
+        one.begin()
+        with away():
+            one.ask()
+            time.sleep(0.3)
+            one.ask(signal.SIGINT)
+            assert one.took() < AT_ONCE
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_an_end_that_could_not_be_recorded_is_told_and_the_run_is_resumed(
+    tmp_path: Path, away: Callable[[], Any], face: str
+) -> None:
+    owed(tmp_path)
+    with stopped(tmp_path, face, body="waits") as one:
+        one.begin()
+        with away():
+            (tmp_path / "go").touch()
+            until(lambda: one.marks("returns"))
+            one.ask()
+            assert one.took() < GRACE + MORE
+            (line,) = [line for line in one.said().splitlines() if "unrecorded" in line]
+            assert "run_id=steps@" in line
+            assert "ended=succeeded" in line
+    run = resumed(tmp_path)
+    assert (run.state, run.result) == (State.SUCCEEDED, '"elsewhere"')
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_a_handler_of_alarms_that_hears_nothing_ends_with_its_process(
+    ledger: Path, face: str
+) -> None:
+    with Fencepost(url_of(ledger)) as fp:
+        fp.alarms.set("ring", "key", in_="0s")
+    with stopped(ledger, face, body="alarm") as one:
+        one.begin()
+        one.ask()
+        assert one.took() < GRACE + MORE
+
+
+def test_a_coroutine_that_blocks_its_loop_ends_with_its_process(ledger: Path) -> None:
+    owed(ledger)
+    with stopped(ledger, "aio", body="blocks") as one:
+        one.begin()
+        one.ask()
+        assert one.took() < GRACE + MORE
+    run = resumed(ledger)
+    assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 0, 1)
