@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from postgres_kit import Believer, boottime, fresh
 
-from fencepost import Fencepost, LeaseHeld
+from fencepost import Fencepost, LeaseHeld, Run
 from proxy import Proxy
 from servers import Postgres, shared
 
@@ -196,6 +197,17 @@ def test_a_server_that_stands_still_loses_nothing_either() -> None:
 def signal_if_there(pid: int, signum: int) -> None:
     with suppress(ProcessLookupError):  # a backend may have ended
         os.kill(pid, signum)
+
+
+def test_a_run_whose_lease_elsewhere_is_late_goes_on(tmp_path: Path) -> None:
+    with Fencepost(f"sqlite:///{tmp_path}/ledger.db", leases=shared(Postgres).url()) as fp:
+
+        @fp.job(name=fresh(), every="1h")
+        def body(run: Run) -> None:
+            ctypes.PyDLL(None).usleep(1_500_000)
+            run.check()
+
+        assert fp.trigger(body, manual=True).status == "succeeded"
 
 
 STALLS, MEMBERS, NAMES, TTL = 200, 16, 5, 3.0
