@@ -45,13 +45,18 @@ USURPER = textwrap.dedent("""
 """)
 
 
+def a_pulse_of_its_own() -> str:
+    """Return a URL whose pulse no other test has made late."""
+    return f"{shared(Postgres).url()}?application_name={fresh()}"
+
+
 def stall(seconds: float) -> None:
     """Keep the interpreter, as an extension may that does not let go of it."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
 
 
 def test_a_leader_that_stalled_leads_on_with_its_token() -> None:
-    with Fencepost(shared(Postgres).url()) as fp:
+    with Fencepost(a_pulse_of_its_own()) as fp:
         leader = Leader(fp, fresh())
         assert leader.attempt()
         token = token_of(leader)
@@ -63,7 +68,7 @@ def test_a_leader_that_stalled_leads_on_with_its_token() -> None:
 
 def test_an_async_leader_that_stalled_leads_on_with_its_token() -> None:
     async def elect() -> None:
-        async with AsyncFencepost(shared(Postgres).url()) as fp:
+        async with AsyncFencepost(a_pulse_of_its_own()) as fp:
             leader = AsyncLeader(fp, fresh())
             assert await leader.attempt()
             before = leader.lease
