@@ -74,11 +74,7 @@ class LockLean(RunLean):
     It may lean on nothing for a while, and again after a renewal.
     """
 
-    __slots__ = ("_ask_row", "_doubtful")
-
-    def __init__(self, vouching: Vouching, **facts: Any) -> None:
-        super().__init__(vouching, **facts)
-        self._ask_row = self._doubtful = False
+    _ask_row = _doubtful = False  # of the class, for most are released before they change
 
     @property
     def next_try(self) -> float:
