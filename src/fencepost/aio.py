@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from fencepost.aio_schedules import AsyncSchedules
 from fencepost.alarm_declaring import DeclaresAlarms
 from fencepost.declaring import Declares, build_of, orphans_after
+from fencepost.flows.keep import LOOP_PATIENCE
 from fencepost.holding import DEFAULT_TTL, Holding, beside
 from fencepost.model.lease import Phase
 from fencepost.world.aio import AioWorld
@@ -43,7 +44,9 @@ class AsyncLock:
 
     async def acquire(self) -> Lease:
         """Acquire the lease and return it; raises ``LeaseHeld`` if it cannot be had in time."""
-        return await self._holding.acquire(self._wanted, owner=asyncio.current_task())
+        lease = await self._holding.acquire(self._wanted, owner=asyncio.current_task())
+        lease.hold.patience = LOOP_PATIENCE
+        return lease
 
     async def release(self, lease: Lease) -> bool:
         """Give a lease back; say whether it was still ours."""
@@ -91,7 +94,7 @@ class _Entered:
         self._armed = True
         self._cancelled = False
         lease.hold.on_loss += (self._from_any_thread,)
-        self._timer = self._loop.call_later(lease.remaining(), self._look)
+        self._timer = self._loop.call_later(lease.lapses_in, self._look)
 
     def disarm(self) -> bool:
         """Cancel nobody from now on; say whether only we have cancelled the task."""
@@ -103,7 +106,7 @@ class _Entered:
         if self.lease.phase is Phase.LOST:
             self._cancel()
         else:
-            self._timer = self._loop.call_later(self.lease.remaining(), self._look)
+            self._timer = self._loop.call_later(self.lease.lapses_in, self._look)
 
     def _from_any_thread(self) -> None:
         with suppress(RuntimeError):  # the loop is closed, and its tasks have ended

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fencepost.errors import LeaseLost, Misuse, TokenRegressed
 from fencepost.flows.acquire import acquire
-from fencepost.flows.keep import Hold
+from fencepost.flows.keep import THREAD_PATIENCE, Hold
 from fencepost.flows.release import release
 from fencepost.keeper import Keeper
 from fencepost.lease import Lease
@@ -129,7 +129,7 @@ class Holding:
             emit=self.emit,
             chatty=self.chatty,
         )
-        hold.owner = owner
+        hold.owner, hold.patience = owner, THREAD_PATIENCE
         lease = Lease(
             hold,
             namespace=self.namespace,

@@ -225,7 +225,7 @@ class Apart(UnderGuard):
             lifeline=course.lifeline(),
             until=self.until,
             grace=grace,
-            still_at=still_at(hold.lean),
+            still_at=still_at(course.lean),
             passed=(news, word, self._outcome, task),
             leave_children=course.policy.leave_children,
         )
@@ -241,7 +241,7 @@ class Apart(UnderGuard):
             self.until, self._still = until, still
         # Each line says all, so that it does no harm if a busy body leaves no room for some.
         hold = self._course.hold
-        news = (*hold.trust, int(self._course.cancelled), believed_until(hold.lean))
+        news = (*hold.trust, int(self._course.cancelled), believed_until(self._course.lean))
         if news != self._told:
             self._told = news
             tell(self._news, *map(repr, news))
@@ -325,7 +325,7 @@ class Apart(UnderGuard):
                 in_doubt=policy.in_doubt,
             ),
             trust=course.hold.trust,
-            believed=None if course.hold.lean is None else course.hold.lean.until(),
+            believed=None if course.lean is None else course.lean.until(),
             deadline=course.deadline,
             window=self._window,
             scope=self._job.scope,

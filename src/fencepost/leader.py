@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fencepost.errors import FencepostError, LeaseHeld
+from fencepost.model.lease import Phase
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Leader:
         """Say whether we lead, and lead from now on if nobody does. It never waits for others."""
         if _proven(self._lease) is not None:
             return True
+        if _is_unsure(self._lease):
+            return False
         self.resign()  # of what can no longer be proven: else we would keep ourselves out
         try:
             self._lease = self._lock.acquire()
@@ -66,6 +69,8 @@ class AsyncLeader:
         """Say whether we lead, and lead from now on if nobody does. It never waits for others."""
         if _proven(self._lease) is not None:
             return True
+        if _is_unsure(self._lease):
+            return False
         await self.resign()  # of what can no longer be proven: else we would keep ourselves out
         try:
             self._lease = await self._lock.acquire()
@@ -82,4 +87,9 @@ class AsyncLeader:
 
 
 def _proven(lease: Lease | None) -> Lease | None:
-    return None if lease is None or lease.lost.is_set() else lease
+    return lease if lease is not None and lease.remaining() > 0 else None
+
+
+def _is_unsure(lease: Lease | None) -> bool:
+    """Say whether nobody can tell at the moment who leads: it may well be us."""
+    return lease is not None and lease.phase is Phase.UNPROVEN

@@ -110,19 +110,25 @@ class Lease:
         return self._pid != os.getpid()
 
     def remaining(self) -> float:
-        """Return for how many seconds the lease can be trusted without another renewal."""
-        if self.phase is Phase.LOST:
-            return 0.0
-        until, lean = self._hold.trust.until, self._hold.lean
-        return max(0.0, (until if lean is None else min(until, lean.until())) - self._boottime())
+        """Return for how many seconds the lease can be trusted without another renewal.
+
+        0.0 if ``check()`` would raise; where that has to ask, so does this.
+        """
+        return 0.0 if self._why_not() is not None else max(0.0, self.lapses_in)
+
+    @property
+    def lapses_in(self) -> float:
+        """Seconds until the lease is lost unless it is renewed; for fencepost's own use."""
+        return self._hold.trust.until - self._boottime()
 
     def check(self) -> None:
-        """Return if the lease can be trusted now; raise ``LeaseLost`` if not."""
-        if self.foreign or self._hold.sure(self._boottime) is Phase.LOST:
-            if self.foreign:
-                reason = "it belongs to the parent process, and a fork does not share it"
-            else:
-                reason = self._hold.why_lost or "it was released"
+        """Return if the lease can be trusted now; raise ``LeaseLost`` if not.
+
+        After a stall a holder on PostgreSQL does not know that from memory: it waits for the
+        answer of its store, for 30 s at most, on an event loop for a second.
+        """
+        reason = self._why_not()
+        if reason is not None:
             raise LeaseLost(self.name, token=self.token, reason=reason)
 
     def loss(self) -> LeaseLost:
@@ -162,6 +168,8 @@ class Lease:
             return
         # No I/O here: without renewals the lease ends by itself, and that must do.
         self._drop(hold)
+        if hold.lean is not None:
+            hold.lean.end()
         if hold.why_lost is None:
             warnings.warn(
                 f"lease {hold.name!r} was dropped without being released; it ends by itself in "
@@ -170,6 +178,11 @@ class Lease:
                 source=self,
                 stacklevel=1,
             )
+
+    def _why_not(self) -> str | None:
+        if self.foreign:
+            return "it belongs to the parent process, and a fork does not share it"
+        return self._hold.why_not_ours(self._boottime)
 
     def _resources(self) -> Fenced:
         return self._fenced or Fenced(resource(self._namespace, name=self.name))

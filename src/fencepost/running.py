@@ -16,6 +16,7 @@ from fencepost.errors import LeaseLost, Misuse
 from fencepost.flows.attempt import NothingToDo
 from fencepost.flows.course import LARGEST, save
 from fencepost.flows.handoff import hand_over
+from fencepost.flows.keep import LOOP_PATIENCE
 from fencepost.model.item import named
 from fencepost.model.kept import encoded
 from fencepost.transaction import AsyncTransaction, transaction_of
@@ -232,7 +233,7 @@ class Run(Facts):
 class AsyncRun(Facts):
     """A run of an ``async def`` body; the same names, awaited."""
 
-    _patience = 1.0  # its whole loop would wait
+    _patience = LOOP_PATIENCE
 
     async def save(self, checkpoint: Any) -> None:
         """Keep where to resume. Raises if the run was lost, cancelled, or is out of time."""

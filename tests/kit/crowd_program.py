@@ -12,6 +12,7 @@ import sys
 import time
 
 from fencepost import Fencepost, FencepostError, Lease
+from fencepost.isolated import believed_until
 from fencepost.testing.history import Event, to_lines
 from fencepost.world.clocks import SystemClocks
 
@@ -39,8 +40,8 @@ def main(url: str, ttl: str, path: str, effects: str) -> None:
             said = Event(0, "", str(os.getpid()), NAME, lease.hold.nonce, lease.token)
             what = "granted"
             while True:
-                # Read before the clock: a renewal in between only makes it longer.
-                until = lease.hold.trust.until
+                # Read before the clock: a renewal or proof in between only makes it longer.
+                until = min(lease.hold.trust.until, believed_until(lease.hold.lean))
                 at = boottime()
                 if at >= until or lease.remaining() <= 0:
                     break  # it ends by itself: nobody who was stopped so long says more about it

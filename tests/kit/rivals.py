@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from fencepost import Fencepost, FencepostError
+from fencepost.isolated import believed_until
 from fencepost.testing.history import Event
 from fencepost.world.clocks import SystemClocks
 
@@ -47,11 +48,12 @@ def recorded(
                     continue
                 nonce, token = lease.hold.nonce, lease.token
                 said = Event(0, "", node=str(number), name="x", holder=nonce, token=token)
-                until, at = lease.hold.trust.until, boottime()
+                until = min(lease.hold.trust.until, believed_until(lease.hold.lean))
+                at = boottime()
                 history.append(said._replace(at=at, what="granted", until=until))
                 while random.random() < 0.8:
-                    # Read before the clock: a renewal in between only makes it longer.
-                    until = lease.hold.trust.until
+                    # Read before the clock: a renewal or proof in between only makes it longer.
+                    until = min(lease.hold.trust.until, believed_until(lease.hold.lean))
                     at = boottime()
                     if at >= until or lease.remaining() <= 0:
                         break

@@ -70,7 +70,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def claim(ledger: PostgresLedger, policy: Policy = LONG) -> tuple[Attempt, RunLean]:
     claimed = finish(ledger.claim(wanted(KEY, "a", policy)))
-    (run,) = ledger.leases.pulse_here.vouching.runs.values()
+    (run,) = ledger.leases.pulse_here.vouching.leans.values()
     return attempt_of(claimed), run
 
 
@@ -100,14 +100,14 @@ def test_what_was_granted_by_an_answer_that_was_lost_leans_on_the_pulse_of_today
     here = holder.leases.pulse_here
     first = finish(holder.planner.tick(Ask(wants(LONG), "nonce", 5)))
     assert len(first.begun) == 1
-    here.vouching.runs.clear()  # nobody ever heard of it
+    here.vouching.leans.clear()  # nobody ever heard of it
     if is_new:
         here.end(here.key)
     again = finish(holder.planner.tick(Ask(wants(LONG), "nonce", 5, again=1)))
     (begun,) = again.begun
     assert begun.claimed.grant is not None
     assert begun.claimed.grant.token == first.begun[0].claimed.grant.token  # type: ignore[union-attr]
-    (run,) = here.vouching.runs.values()
+    (run,) = here.vouching.leans.values()
     assert begun.claimed.grant.lean is run
     assert run.on == pulse_in_row(holder.namespace) == here.key != 0
 
@@ -182,11 +182,11 @@ def test_of_many_runs_whose_proofs_are_late_none_that_was_taken_is_believed_in(
     for key in keys[::2]:
         claimed = finish(other.claim(wanted(key, f"other {key.job}", LONG)))
         assert claimed.grant is not None
-    assert all(run.until() < boottime() for run in here.vouching.runs.values())
+    assert all(run.until() < boottime() for run in here.vouching.leans.values())
     prove(holder)
-    assert {run.nonce for run in here.vouching.runs.values() if run.on != here.key} == taken
+    assert {run.nonce for run in here.vouching.leans.values() if run.on != here.key} == taken
     prove(holder)  # and again, while they learn of it one by one
-    assert all(here.vouching.runs[nonce].until() < boottime() for nonce in taken)
+    assert all(here.vouching.leans[nonce].until() < boottime() for nonce in taken)
     for attempt in attempts:
         if attempt.nonce in taken:
             with pytest.raises(RunLost):

@@ -375,7 +375,7 @@ def test_one_statement_proves_all_runs_of_a_process(
     vouching.prove_at = 0.0
     finish(store.vouch())
     assert asked == [PROVE_PULSE]
-    assert all(run.proven >= before for run in vouching.runs.values())
+    assert all(run.proven >= before for run in vouching.leans.values())
     finish(store.vouch())
     assert asked == [PROVE_PULSE]  # it is not time yet
 
@@ -384,7 +384,7 @@ def test_who_is_late_to_prove_itself_has_more_grace_before_it_believes_for_longe
     ledger: PostgresLedger,
 ) -> None:
     (attempt,) = leaning(ledger, 1)
-    store, (run,) = ledger.leases, ledger.leases.pulse_here.vouching.runs.values()
+    store, (run,) = ledger.leases, ledger.leases.pulse_here.vouching.leans.values()
     run.proven -= GRACE * 0.9  # as if the machine was short of time
     store.pulse_here.vouching.prove_at = 0.0
     finish(store.vouch())
@@ -398,7 +398,7 @@ def test_a_pulse_that_was_lost_is_another_one_before_anybody_may_take_the_run(
 ) -> None:
     (attempt,) = leaning(ledger, 1)
     store = ledger.leases
-    (run,) = store.pulse_here.vouching.runs.values()
+    (run,) = store.pulse_here.vouching.leans.values()
     before = run.on
     store.pulse_here.end(before)
     other = opened_postgres(shared(Postgres).url(), namespace=ledger.namespace)
@@ -416,7 +416,7 @@ def test_who_finds_a_silent_pulse_takes_nothing_before_the_grace_is_over(
 ) -> None:
     (attempt,) = leaning(ledger, 1)
     here = ledger.leases.pulse_here
-    here.vouching.runs.clear()
+    here.vouching.leans.clear()
     here.end(here.key)  # as if its process had died
     other = opened_postgres(shared(Postgres).url(), namespace=ledger.namespace)
     began = boottime()
@@ -431,7 +431,7 @@ def test_who_finds_a_silent_pulse_takes_nothing_before_the_grace_is_over(
 
 def test_what_has_ended_or_was_given_back_leans_on_nothing(ledger: PostgresLedger) -> None:
     attempts = leaning(ledger, 3)
-    runs = ledger.leases.pulse_here.vouching.runs
+    runs = ledger.leases.pulse_here.vouching.leans
     assert set(runs) == {attempt.nonce for attempt in attempts}
     finish(ledger.finish(attempts[0], DONE))
     finish(ledger.planner.tick(Ask(lambda _: None, "x", 0, [End(attempts[1], DONE, NOTHING)])))

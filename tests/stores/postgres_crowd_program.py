@@ -10,14 +10,15 @@ from fencepost import Fencepost, FencepostError
 from fencepost.world.clocks import SystemClocks
 
 
-def main(url: str, name: str, path: str) -> None:
+def main(url: str, name: str, path: str, ttl: str = "20s") -> None:
     boottime = SystemClocks().boottime
     acts = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with Fencepost(url) as fp:
         print("ready", flush=True)
         while True:
             try:
-                with fp.lock(name, ttl="20s", wait="10s") as lease:
+                with fp.lock(name, ttl=ttl, wait="10s") as lease:
+                    os.write(acts, f"{boottime()!r} {lease.token}\n".encode())
                     for _ in range(30):
                         now = boottime()  # before it is asked: what is believed then is true at it
                         lease.check()

@@ -4,13 +4,11 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from fencepost.stores.postgres import open_postgres
-from fencepost.testing.conformance import NAME, TTL, LeaseStoreConformance
-from fencepost.world.postgres_pulse import GRACE
+from fencepost.testing.conformance import LeaseStoreConformance
 from servers import PgBouncer, Postgres, shared
 
 if TYPE_CHECKING:
     from fencepost.stores.api import LeaseStore
-    from fencepost.testing.conformance import Desk
     from fencepost.world.api import World
 
 
@@ -35,14 +33,6 @@ class TestPostgresStore(OnPostgres, LeaseStoreConformance):
     """With sessions of its own: leases lean on a pulse, and waiters stand in line."""
 
     worlds = ("blocking", "asyncio")
-
-    async def prove_a_free_lease_is_granted_with_a_token(self, desk: Desk) -> None:
-        _, grant = await desk.grant()
-        assert 0 < grant.token < 2**53
-        assert GRACE <= grant.ttl < TTL, "a pulse is leaned on for a while, then it is proven anew"
-        view = await desk.store.peek(NAME)
-        assert view is not None
-        assert grant.ttl < view.expires_in <= TTL, "but the lease lasts for as long as was asked"
 
 
 class TestPostgresRows(OnPostgres, LeaseStoreConformance):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import signal
 import subprocess
 import sys
@@ -25,6 +26,73 @@ PROGRAM = textwrap.dedent("""
     print(leader.attempt(), flush=True)
     time.sleep(600)
 """)
+
+
+USURPER = textwrap.dedent("""
+    import sys, time
+    import psycopg
+    from fencepost import Fencepost
+
+    url, name = sys.argv[1:]
+    time.sleep(0.5)
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+    print(Fencepost(url).lock(name, wait="20s").acquire().token, flush=True)
+    time.sleep(600)
+""")
+
+
+def a_pulse_of_its_own() -> str:
+    """Return a URL whose pulse no other test has made late."""
+    return f"{shared(Postgres).url()}?application_name={fresh()}"
+
+
+def stall(seconds: float) -> None:
+    """Keep the interpreter, as an extension may that does not let go of it."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def test_a_leader_that_stalled_leads_on_with_its_token() -> None:
+    with Fencepost(a_pulse_of_its_own()) as fp:
+        leader = Leader(fp, fresh())
+        assert leader.attempt()
+        token = token_of(leader)
+        stall(1.5)
+        assert leader.attempt()
+        assert token_of(leader) == token
+        leader.resign()
+
+
+def test_an_async_leader_that_stalled_leads_on_with_its_token() -> None:
+    async def elect() -> None:
+        async with AsyncFencepost(a_pulse_of_its_own()) as fp:
+            leader = AsyncLeader(fp, fresh())
+            assert await leader.attempt()
+            before = leader.lease
+            stall(1.5)
+            assert await leader.attempt()
+            assert before is leader.lease is not None
+            await leader.resign()
+
+    asyncio.run(elect())
+
+
+def test_a_leader_that_was_followed_during_a_stall_does_not_say_that_it_leads() -> None:
+    with Postgres.own() as server, Fencepost(server.url()) as fp:
+        leader = Leader(fp, name := fresh())
+        assert leader.attempt()
+        program = [sys.executable, "-c", USURPER, server.url(), name]
+        with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
+            stall(8.0)
+            leads = leader.lease is not None
+            assert process.stdout is not None
+            assert int(process.stdout.readline()) > 0
+            assert not leads
+            assert not leader.attempt()
+            process.kill()
 
 
 def token_of(leader: Leader) -> int:

@@ -21,7 +21,13 @@ from fencepost.flows.acquire import acquire
 from fencepost.flows.command import oversee
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
-from fencepost.model.command import SHORTEST_TTL, code_of_failure, must_end, notice_of
+from fencepost.model.command import (
+    SHORTEST_TTL,
+    code_of_failure,
+    must_end,
+    notice_of,
+    still_at,
+)
 from fencepost.model.duration import positive, seconds, shown
 from fencepost.model.lease import Holder, checked_ttl
 from fencepost.model.name import checked, permits
@@ -183,6 +189,7 @@ class _Errand:
                 lifeline=getattr(self._store, "lifeline", _none)(),
                 until=must_end(hold.trust, ends=hold.ends, notice=notice),
                 grace=wanted.grace,
+                still_at=still_at(hold.lean),
                 leave_children=wanted.leave_children,
             )
         except OSError as error:

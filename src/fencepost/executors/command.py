@@ -203,7 +203,7 @@ class _Command(UnderGuard):
             lifeline=course.lifeline(),
             until=self.until,
             grace=grace,
-            still_at=still_at(hold.lean),
+            still_at=still_at(course.lean),
             stdout=tee.stdout,
             stderr=tee.stderr,
             cwd=self._words.cwd,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fencepost.model.ending import Settled
     from fencepost.model.fenced import Former
     from fencepost.model.item import Found, ItemState
+    from fencepost.model.lease import Lean
     from fencepost.model.policy import Policy
     from fencepost.model.run import RunRecord
     from fencepost.stores.api import LeaseStore
@@ -179,13 +180,25 @@ class Course:
 
     def check_held(self) -> None:
         """Return if the lease can be believed in; else raise why it cannot."""
-        if self.gate is not None and self.gate.phase(self._boottime()) is Phase.LOST:
-            self.hold.lose(
-                f"its lease elsewhere is lost: {self.gate.why_lost or 'it was released'}"
-            )
-        if self.hold.sure(self._boottime) is Phase.LOST:
+        if self.gate is not None:
+            self.gate.patience = self.hold.patience
+            elsewhere = self.gate.why_not_ours(self._boottime)
+            if elsewhere is not None:
+                self.hold.lose(f"its lease elsewhere is lost: {elsewhere}")
+        why = self.hold.why_not_ours(self._boottime)
+        if why is not None:
+            self.hold.lose(why)
             reason = self.hold.why_lost or "the attempt has ended"
             raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
+
+    @property
+    def lean(self) -> Lean | None:
+        """What the run leans on; with a lease elsewhere, whichever proof ends first."""
+        elsewhere = None if self.gate is None else self.gate.lean
+        own = self.hold.lean
+        if own is None or elsewhere is None:
+            return own or elsewhere
+        return min(own, elsewhere, key=lambda lean: lean.until())
 
     def is_lost(self, error: BaseException) -> bool:
         """Say whether an error tells that this run is lost; it may be about something else."""

@@ -55,7 +55,7 @@ _GLANCE = 0.02
 async def attend(world: World, course: Course, body: Body) -> None:
     """See a body through until nothing of it is left. Whoever was interrupted may go on with it."""
     hold, grace = course.hold, body.grace
-    nap = min(hold.ttl / _SHARE, _LONGEST_NAP if hold.lean is None else _BRIEF_NAP)
+    nap = min(hold.ttl / _SHARE, _LONGEST_NAP if course.lean is None else _BRIEF_NAP)
     while not body.gone:
         now = world.clocks.boottime()
         if (course.cancelled or course.overdue) and body.asked_at is None:
@@ -64,7 +64,7 @@ async def attend(world: World, course: Course, body: Body) -> None:
         if hold.phase(now) is Phase.LOST:
             # Others may have it already, so there is no time to lose; and this is the last word.
             until = (min(body.until[0], now), min(body.until[1], now + QUICK))
-        body.tell(until, still=still_at(hold.lean))
+        body.tell(until, still=still_at(course.lean))
         if body.orphaned:
             await world.call(body.mop_up)
             await world.sleep(_GLANCE)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _NEVER = float("inf")
 # A run that is cancelled, or makes progress, should be seen to within this long.
 LONGEST_SILENCE = 2.0
+# How long an event loop may be kept waiting for a proof, and a thread that has a lock.
+LOOP_PATIENCE, THREAD_PATIENCE = 1.0, 30.0
 # How often one who waits for a proof looks up.
 _GLANCE = 0.5
 # How often a keeper that is busy with renewals looks whether any lease has ended.
@@ -125,12 +127,12 @@ class Hold:
         current = phase(self.trust, now=now)
         if current is Phase.LOST:
             self.lose(self._why_unproven(now))
+        elif self.unproven(now):
+            return Phase.UNPROVEN
         elif current is not self._phase:
             self._phase = current
             if current is not Phase.HELD:
                 self.say(current.value, f"{self.trust.until - now:.1f} s left unless renewed")
-        if self.unproven(now) and current is not Phase.LOST:
-            return Phase.UNPROVEN
         return current
 
     def doubt(self, now: float, why: str) -> None:
@@ -146,15 +148,23 @@ class Hold:
     def sure(self, boottime: Callable[[], float]) -> Phase:
         """Say the same once it is known: where a proof is late, wait until the keeper has it.
 
-        That ends with ``patience``, or with the lease: what nobody can prove is not renewed.
+        That ends with the lease: what nobody can prove is not renewed. Or with ``patience``: then
+        it is still unproven.
         """
         began = boottime()
         while (current := self.phase(now := boottime())) is Phase.UNPROVEN:
             assert self.lean is not None, "else there is nothing to be proven"
             if now - began >= self.patience:
-                self.lose(f"nobody could tell for {self.patience:g} s whether it is still ours")
+                break
             self.lean.wait(min(_GLANCE, self.patience, self.trust.until - now))
         return current
+
+    def why_not_ours(self, boottime: Callable[[], float]) -> str | None:
+        """Say why the lease cannot be trusted now, or None if it can; ask where a proof is late."""
+        found = self.sure(boottime)
+        if found is Phase.UNPROVEN:
+            return f"nobody could tell for {self.patience:g} s whether it is still ours"
+        return self.why_lost or "it was released" if found is Phase.LOST else None
 
     def still_pinned(self, now: float) -> None:
         """Look again later; warn once of a transaction that is open for too long."""

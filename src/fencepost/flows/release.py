@@ -22,6 +22,9 @@ async def release(
 
     Asked a few times; what could not be confirmed is left to ``abandon``, and to the lease's end.
     """
+    now = world.clocks.boottime()
+    if now >= hold.trust.until:
+        hold.phase(now)  # past its end it is lost, though nobody may have taken it
     hold.released = True
     settled = False
     try:

@@ -114,9 +114,9 @@ class PostgresLedger(DraftLedger):
 
     def ended(self, attempts: Iterable[Attempt]) -> None:
         """Vouch no more for attempts that have ended."""
-        runs = self.leases.pulse_here.vouching.runs
+        leans = self.leases.pulse_here.vouching.leans
         for attempt in attempts:
-            runs.pop(attempt.nonce, None)
+            leans.pop(attempt.nonce, None)
 
     def listen(self, heard: Callable[[str], None]) -> Ear | None:
         """Have what is said to instances heard, by a session of its own."""

@@ -2,8 +2,9 @@
 
 The server's clock decides, in the statement that grants. Where a session is our own, a lock that
 it has vouches for the process: once it can be had the process is gone, or cut off, and the lease is
-for others after a moment's grace. The holder believes in its lease for less than that at a time,
-and proves it again meanwhile. See docs/decisions/0022-postgres-leases.md.
+for others after a moment's grace. The holder believes in its lease for less than that after each
+proof of it; if the next one is late it asks before it goes on. See
+docs/decisions/0022-postgres-leases.md and 0044-a-late-lock-is-not-lost.md.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from fencepost.stores.postgres_place import PostgresPlace, our_place
 from fencepost.stores.postgres_runs import vouch
 from fencepost.stores.postgres_schema import LEASE_STEPS, LEASES, bring_up_to_date
 from fencepost.world.postgres import PATIENCE, Cut, Postgres, Refusal, ends_after, read_address
+from fencepost.world.postgres_lean import LockLean
 from fencepost.world.postgres_line import seats_at
-from fencepost.world.postgres_pulse import GRACE, Lean, pulse_on
+from fencepost.world.postgres_pulse import GRACE, pulse_on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +67,8 @@ class PostgresStore:
     def __init__(self, world: World, address: Address, *, namespace: str = "default") -> None:
         self._world, self.namespace = world, namespace
         self.db = Postgres(address, set_up=self._set_up)
-        self._pulse, self._seats = pulse_on(address.attempts), seats_at(address.attempts)
+        self._pulse = pulse_on(address.attempts, schema=address.schema)
+        self._seats = seats_at(address.attempts)
         self._places: set[PostgresPlace] = set()
         self._let_go: set[str] = set()  # leases that were released here, and not asked for since
         self._doubtful = False  # the last renewal was not answered
@@ -111,7 +114,7 @@ class PostgresStore:
         raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")
 
     async def renew(self, name: str, *, nonce: str, token: int, ttl: float) -> Grant:
-        """Move the end of the lease, or prove its pulse, if it is still ours."""
+        """Move the end of the lease, if it is still ours."""
         ttl, name = checked_ttl(ttl), well_formed(name)
         return await self._world.call(self._renew, name, nonce, token, ttl)
 
@@ -145,7 +148,7 @@ class PostgresStore:
         return place
 
     async def vouch(self) -> None:
-        """Prove this process's pulse, for all of its runs at once."""
+        """Prove this process's pulse, for all of its leases at once."""
         await self._world.call(vouch, self)
 
     async def examine(self) -> list[Symptom]:
@@ -187,12 +190,12 @@ class PostgresStore:
             rows = self._on_seat(place.seat, sql.GRANT_IN_TURN, values)
             if rows:
                 place.granted_to = holder.nonce
-                return self._granted(holder.nonce, sent, rows[0], ttl, seat=place.seat)
+                return self._granted(name, holder.nonce, sent, rows[0], ttl, seat=place.seat)
         if place is None and name in self._let_go:  # nobody has come since, most likely
             self._let_go.discard(name)
             rows = self.db.ask(sql.GRANT_IN_TURN, values).rows
             if rows:
-                return self._granted(holder.nonce, sent, rows[0], ttl)
+                return self._granted(name, holder.nonce, sent, rows[0], ttl)
         rows = self.db.ask(sql.GRANT, values).rows
         if not rows:
             return None  # it was granted for the first time just now, to somebody else
@@ -202,7 +205,7 @@ class PostgresStore:
         seat = None
         if place is not None:
             place.granted_to, seat = holder.nonce, place.seat
-        return self._granted(holder.nonce, sent, granted, ttl, seat=seat)
+        return self._granted(name, holder.nonce, sent, granted, ttl, seat=seat)
 
     def _refused(
         self, row: sql.Row, holder: Holder, ttl: float, sent: float, pulse: int
@@ -220,7 +223,8 @@ class PostgresStore:
             rows = self.db.ask(sql.ADOPT, values | self._terms(ttl, pulse)).rows
             if not rows:
                 return None
-            return self._granted(holder.nonce, sent, rows[0], ttl)._replace(adopted=True)
+            adopted = self._granted(record.name, holder.nonce, sent, rows[0], ttl)
+            return adopted._replace(adopted=True)
         if row.set_back:
             self.db.ask(sql.CLAMP, {"key": self._key(record.name), "token": record.token})
         if row.silent:
@@ -235,10 +239,11 @@ class PostgresStore:
         rows = self.db.ask(
             sql.TAKE, wished | {"seen_token": record.token, "seen_beat": record.beat}
         ).rows
-        return self._granted(holder.nonce, sent, rows[0], ttl) if rows else None
+        return self._granted(name, holder.nonce, sent, rows[0], ttl) if rows else None
 
     def _granted(
         self,
+        name: str,
         nonce: str,
         sent: float,
         granted: Sequence[Any],
@@ -246,57 +251,64 @@ class PostgresStore:
         *,
         seat: Seat | None = None,
     ) -> Grant:
-        """Return a grant for as long as it may be believed in: not for long if it has a pulse."""
+        """Return a grant or a renewal, and what it leans on from now on."""
         token, pulse, grace_us = granted
         if seat is not None:
             seat.until = ends_after(ttl)
-        if not pulse:
-            return Grant(token, ttl)
         grace = grace_us / 1e6  # as the row has it, for others go by that
-        self._pulse.leases[nonce] = Lean(sent + ttl, ttl, grace, sent)
-        return Grant(token, min(ttl, grace))
+        lean = self._lean_of(nonce)
+        if lean is not None:
+            lean.renewed(pulse, grace=grace, sent=sent)
+        elif ttl > _SHORT and self.leans:
+            lean = LockLean(
+                self._pulse.vouching,
+                lease=self._key(name),
+                nonce=nonce,
+                token=token,
+                on=pulse,
+                grace=grace,
+                sent=sent,
+            )
+            self._pulse.vouching.lean(lean)
+        return Grant(token, ttl, lean=lean)
+
+    def _lean_of(self, nonce: str) -> LockLean | None:
+        lean = self._pulse.vouching.leans.get(nonce)
+        return lean if isinstance(lean, LockLean) else None
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
         sent = self._world.clocks.boottime()
+        lean = self._lean_of(nonce)
+        pulse = 0
+        if lean is not None:  # else its holder proves none
+            pulse = self.beat(ttl)
+            lean.may_lean(pulse, sent=sent)
         ours = self._ours(name, nonce, token)
-        lean = self._pulse.leases.get(nonce)
-        pulse = self.beat(ttl)
-        if lean is not None:
-            grace = self._pulse.heed(sent - lean.proven, now=sent)
-            lasts = lean.ends - sent > lean.ttl * 2 / 3 and sql.us(lean.grace) >= sql.us(grace)
-            if pulse and lasts:
-                proven = self._ask_in_time(sql.PROVE, ours | {"pulse": pulse}, ttl, changes=False)
-                if proven and proven[0][0]:
-                    self._pulse.leases[nonce] = lean._replace(proven=sent)
-                    return Grant(token, min(lean.ends - sent, lean.grace))
         rows = self._ask_in_time(sql.RENEW, ours | self._terms(ttl, pulse), ttl)
         if not rows:
-            self._pulse.leases.pop(nonce, None)
+            self._pulse.vouching.leans.pop(nonce, None)
             raise self._loss(name, nonce, token)
         self._seats.lasts(nonce, ends_after(ttl))
-        return self._granted(nonce, sent, rows[0], ttl)
+        return self._granted(name, nonce, sent, rows[0], ttl)
 
     def _ask_in_time(
-        self, statement: Statement, values: dict[str, Any], ttl: float, *, changes: bool = True
+        self, statement: Statement, values: dict[str, Any], ttl: float
     ) -> list[tuple[Any, ...]]:
-        """Ask for a proof or a renewal, and give up in time for another try.
+        """Ask for a renewal, and give up in time for another try.
 
         The first may take long. After one that was not answered the others are briefer: one keeper
         renews all leases of a process, and has to tell of each loss in time. But not too brief
         to open a session anew.
         """
-        lean = self._pulse.leases.get(values["nonce"])
-        calm = min(ttl / 6 if lean is None else lean.grace * 0.4, _LONGEST_RENEWAL)
-        patience = min(calm, _BRIEF_RENEWAL) if self._doubtful else calm
+        patience = min(ttl / 6, _BRIEF_RENEWAL if self._doubtful else _LONGEST_RENEWAL)
         self._doubtful = True
-        rows = self.db.ask(statement, values, changes=changes, patience=patience).rows
+        rows = self.db.ask(statement, values, patience=patience).rows
         self._doubtful = False
         return rows
 
     def _release(self, name: str, nonce: str, token: int | None) -> None:
-        self._pulse.vouching.runs.pop(nonce, None)
-        lean = self._pulse.leases.pop(nonce, None)
-        if lean is not None:  # what was lost for want of time asks for more of it the next time
+        lean = self._pulse.vouching.leans.pop(nonce, None)
+        if lean is not None and lean.on:  # what was late asks for more time the next time
             now = self._world.clocks.boottime()
             self._pulse.heed(now - lean.proven, now=now)
         values = {"key": self._key(name), "nonce": nonce, "token": token}

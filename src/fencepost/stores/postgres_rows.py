@@ -106,13 +106,6 @@ UPDATE {{schema}}.fencepost_lease AS lease
    AND lease.expires_us > {NOW}
 RETURNING lease.token, lease.pulse, lease.grace_us""")
 
-# Whether a lease that leans on our pulse is still ours, and the pulse still beats. Writes nothing.
-PROVE = Statement(f"""
-SELECT NOT pg_try_advisory_xact_lock_shared(lease.pulse)
-  FROM {{schema}}.fencepost_lease AS lease
- WHERE lease.key = :key AND lease.nonce = :nonce AND lease.token = :token AND lease.held
-   AND lease.expires_us > {NOW} AND lease.pulse = :pulse AND lease.pulse_nonce = lease.nonce""")
-
 RELEASE = Statement("""
 UPDATE {schema}.fencepost_lease
    SET held = false, ended = 'it was released', pulse = 0

@@ -1,7 +1,7 @@
-"""How runs lean on the pulse of their process, and how others find out that it has ended.
+"""How leases lean on the pulse of their process, and how others find out that it has ended.
 
-One proof serves all runs of a process, however many there are. Whoever looks at others notes since
-when it knows a pulse to be silent: that never ends again, for its key was one session's alone.
+One proof serves all leases of a process, however many there are. Whoever looks at others notes
+since when it knows a pulse to be silent: that never ends again, for its key was one session's only.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# How often a process proves its pulse while any of its runs leans on it.
+# How often a process proves its pulse while any of its runs leans on it, or only locks do.
 EVERY = 0.15
+EVERY_FOR_LOCKS = 0.2
 # And how soon after a proof that was not answered.
 SOON = 0.05
 # How often whoever schedules looks whether those live who have runs.
@@ -27,7 +28,7 @@ _NEVER = float("inf")
 class RunLean:
     """What the lease of one run leans on, as the process knows it that has the run."""
 
-    __slots__ = ("_vouching", "grace", "lease", "nonce", "on", "proven", "token")
+    __slots__ = ("grace", "lease", "nonce", "on", "proven", "token", "vouching")
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class RunLean:
         grace: float,
         sent: float,
     ) -> None:
-        self._vouching = vouching
+        self.vouching = vouching
         self.lease, self.nonce, self.token = lease, nonce, token
         self.on, self.grace = on, grace  # as its row has them; 0 if it leans on nothing any more
         self.proven = sent
@@ -48,7 +49,7 @@ class RunLean:
     @property
     def next_try(self) -> float:
         """When the pulse is to be proven again."""
-        return self._vouching.prove_at
+        return self.vouching.prove_at
 
     def until(self) -> float:
         """Return until when the last proof lets the holder believe."""
@@ -56,35 +57,80 @@ class RunLean:
 
     def wait(self, seconds: float) -> None:
         """Wait for the next proof, at most so long."""
-        self._vouching.wait(seconds)
+        self.vouching.wait(seconds)
 
     async def prove(self, store: Any) -> None:
-        """Prove the pulse for all runs of this process."""
+        """Prove the pulse for all leases of this process."""
         await store.vouch()
 
     def end(self) -> None:
         """Lean no more: the run is not ours any more, or has ended."""
-        self._vouching.runs.pop(self.nonce, None)
+        self.vouching.leans.pop(self.nonce, None)
+
+
+class LockLean(RunLean):
+    """What a lock leans on. Each proof looks at its row as well: an operator may have broken it.
+
+    It may lean on nothing for a while, and again after a renewal.
+    """
+
+    _ask_row = _doubtful = False  # of the class, for most are released before they change
+
+    @property
+    def next_try(self) -> float:
+        """When the pulse is to be proven again; at once if the row has to be asked."""
+        if self._ask_row:
+            return -_NEVER
+        if not self.on:
+            return _NEVER
+        return max(self.vouching.prove_at, self.proven + EVERY_FOR_LOCKS)
+
+    def until(self) -> float:
+        """Return until when the last proof lets the holder believe."""
+        return -_NEVER if self._doubtful else super().until()
+
+    def row_differs(self) -> None:
+        """Believe nothing before a renewal has told whether the lock is still ours."""
+        self._ask_row = self._doubtful = True
+
+    def may_lean(self, on: int, *, sent: float) -> None:
+        """Believe no longer than this pulse lives: a request to lean on it is about to be sent.
+
+        Its answer may be lost, and others go by the row.
+        """
+        if not self.on:
+            self.proven = sent
+            self.on = on
+
+    def renewed(self, on: int, *, grace: float, sent: float) -> None:
+        """Take note of what the row says since a renewal, and that the pulse beat then."""
+        self.grace, self.proven, self.on = grace, max(self.proven, sent), on
+        self._ask_row = self._doubtful = False
+        self.vouching.tell()
+
+    async def prove(self, store: Any) -> None:
+        """Prove the pulse for all leases of this process."""
+        self._ask_row = False
+        await super().prove(store)
 
 
 class Vouching:
-    """The runs of this process that lean on its pulse, and when it is to be proven again."""
+    """The leases of this process that lean on its pulse, and when it is to be proven again."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, RunLean] = {}  # by nonce
+        self.leans: dict[str, RunLean] = {}  # by nonce
+        self.unanswered = False  # the last question
         self.prove_at = 0.0
         self._proven = threading.Condition()
 
-    def lean(self, run: RunLean) -> RunLean:
-        """Have a run vouched for from now on."""
-        self.runs[run.nonce] = run
-        if self.prove_at < run.proven:  # nothing leaned on it for a while
-            self.prove_at = run.proven + EVERY
-        return run
+    def lean(self, lean: RunLean) -> None:
+        """Have a lease vouched for from now on."""
+        self.leans[lean.nonce] = lean
+        if self.prove_at < lean.proven:  # nothing leaned on it for a while
+            self.prove_at = lean.proven + EVERY
 
-    def told(self, *, next_try: float) -> None:
-        """Take note that a proof was asked for, and let those go on who waited for it."""
-        self.prove_at = next_try
+    def tell(self) -> None:
+        """Let those go on who waited for a proof."""
         with self._proven:
             self._proven.notify_all()
 

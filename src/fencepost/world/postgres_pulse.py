@@ -3,7 +3,7 @@
 Its key is random and new for each session, so that nobody else ever has it: if it can be had, the
 session has ended, and with it, most likely, the process. *Most likely* is why nobody acts on it at
 once, and why whoever leans on a pulse proves it all the time. One pulse serves all leases of a
-process on one server, whichever store object asked for them.
+process in one schema of a server, whichever store object asked for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 
 from fencepost.errors import FencepostError
-from fencepost.model.named import NamedTuple
 from fencepost.world.postgres_lean import Silences, Vouching
 from fencepost.world.postgres_session import Cut, Session, Statement
 from fencepost.world.postgres_told import Refusal
@@ -35,17 +34,8 @@ _AGAIN_AFTER = 1.0  # seconds without a pulse, if its session cannot be had
 _PATIENCE = 0.4
 
 
-class Lean(NamedTuple):
-    """How a lease leans on a pulse: until when its row lasts, its ttl, and its last proof."""
-
-    ends: float
-    ttl: float
-    grace: float
-    proven: float
-
-
 class Pulse:
-    """The sign of life of this process on one server. ``leases`` lean on it, by nonce."""
+    """The sign of life of this process on one server, for the leases of one schema."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -54,7 +44,6 @@ class Pulse:
         self._try_at = 0.0
         self.grace = GRACE
         self._calm_at = 0.0
-        self.leases: dict[str, Lean] = {}
         self.vouching, self.silences = Vouching(), Silences()
 
     def beat(self, db: Postgres) -> int:
@@ -86,7 +75,7 @@ class Pulse:
     def let_go(self) -> None:
         """End the session, unless leases lean on it."""
         with self._turn:
-            if not self.leases and not self.vouching.runs:
+            if not self.vouching.leans:
                 self._end()
 
     def end(self, key: int) -> None:
@@ -116,14 +105,17 @@ class Pulse:
         self._session, self._key = None, 0
 
 
-_pulses: dict[tuple[str, ...], Pulse] = {}
+_pulses: dict[tuple[tuple[str, ...], str], Pulse] = {}
 _turn = threading.Lock()
 
 
-def pulse_on(attempts: tuple[str, ...]) -> Pulse:
-    """Return the pulse of this process on the server that these addresses lead to."""
+def pulse_on(attempts: tuple[str, ...], *, schema: str) -> Pulse:
+    """Return the pulse of this process on the server that these addresses lead to.
+
+    Each schema has its own: whoever proves a pulse looks at the rows that lean on it.
+    """
     with _turn:
-        return _pulses.setdefault(attempts, Pulse())
+        return _pulses.setdefault((attempts, schema), Pulse())
 
 
 def _after_fork() -> None:
