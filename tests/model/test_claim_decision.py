@@ -12,10 +12,10 @@ from fencepost.model.claim import (
     Standing,
     Verdict,
     Want,
-    alive,
     decide,
     leases_of,
 )
+from fencepost.model.claim_order import alive
 from fencepost.model.claimed import changed_record, claimed_record
 from fencepost.model.divided import mark_holder
 from fencepost.model.lease import Holder

@@ -40,10 +40,8 @@ _LONGEST_WAIT = 60.0
 _MOST_PAST_ROOM = 100
 # How many slots of the past one tick looks at before it lets others go, and in how many lanes.
 _LOOKS, _MOST_LANES = 200, 100
-# How many runs and jobs that are due, and of which the instance knows nothing, a tick looks at.
-_MOST_UNKNOWN = 1000
-# And how soon it goes on from there.
-_SOON = 0.1
+# How many runs and jobs that the instance does not know a tick looks at, and how soon it goes on.
+_MOST_UNKNOWN, _SOON = 1000, 0.1
 
 
 def tick(desk: Desk, ask: Ask) -> Ticked:

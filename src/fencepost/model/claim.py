@@ -9,12 +9,24 @@ from __future__ import annotations
 import enum
 
 from fencepost.errors import RunTimedOut
+from fencepost.model.claim_order import (
+    BEHIND,
+    CATCHUP,
+    alive,
+    came_first,
+    can_be_resumed,
+    gives_way,
+    goes_first,
+    is_exclusive,
+    made_up_first,
+    replaces,
+)
 from fencepost.model.divided import is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.name import base
 from fencepost.model.named import NamedTuple
-from fencepost.model.policy import OnLoss, Overlap, Policy, RetryUntil, loss_pause
+from fencepost.model.policy import OnLoss, Overlap, Policy, loss_pause
 from fencepost.model.rules import CatchUp
 from fencepost.model.run import RunRecord, State
 
@@ -26,12 +38,8 @@ if TYPE_CHECKING:
     from fencepost.model.rules import Rules
     from fencepost.model.slot import RunKey
 
-# Who makes up for the past never keeps a live slot from running.
-BEHIND = frozenset({"backfill", "backfill_all", "owed"})
-# And this is how a slot is made up before the live ones.
-_CATCHUP = "catchup"
 # How the slots of a schedule are begun, live or made up.
-_SCHEDULED = frozenset({"schedule", _CATCHUP})
+_SCHEDULED = frozenset({"schedule", CATCHUP})
 # A run in trouble: from this many losses in a row on, it runs with nobody beside it.
 SUSPICIOUS = 2
 # Why a run waits that may be tried at any time: its ``not_before`` is only when it is tried again.
@@ -274,17 +282,6 @@ def _twin(want: Want, facts: Facts) -> RunRecord | None:
     return next((other for other in facts.others if other.key[:3] == want.key[:3]), None)
 
 
-def alive(run: RunRecord, facts: Facts) -> bool:
-    """Say whether the attempt that has a run still holds its lease."""
-    standing = facts.standings.get(run.lease)
-    return (
-        run.state is State.RUNNING
-        and standing is not None
-        and standing.held
-        and standing.holder.nonce == run.holder.nonce
-    )
-
-
 def _adopted(own: RunRecord, facts: Facts) -> Decision:
     """Answer a claim whose first reply got lost, or one that came back from the dead."""
     if alive(own, facts):
@@ -363,25 +360,25 @@ def _free_or_blocked(want: Want, facts: Facts, *, change: Change, now: float) ->
     """Grant a free lease of the lock, unless another run goes first."""
     if want.policy.overlap is Overlap.ALLOW:
         return _permitted(want, facts, change=change, now=now)
-    superseded = tuple(other.key for other in facts.others if _gives_way(want, other))
+    superseded = tuple(other.key for other in facts.others if gives_way(want, other))
     in_the_way = [other for other in facts.others if other.key not in superseded]
-    active = [other for other in in_the_way if other.active and _goes_first(want, other, facts)]
+    active = [other for other in in_the_way if other.active and goes_first(want, other, facts)]
     for other in sorted(active, key=lambda other: not alive(other, facts)):
-        if _can_be_resumed(want, other, facts, now=now):
+        if can_be_resumed(want, other, facts, now=now):
             return Decision(Verdict.AFTER, blocker=other)
         return _blocked(want, facts, other, change=change)
     if facts.standings[want.lock].whole:
         return _blocked(want, facts, None, change=change)
     for other in in_the_way:
-        if _came_first(want, other, facts):
+        if came_first(want, other, facts):
             return Decision(Verdict.AFTER, blocker=other)
     return Decision(Verdict.GO, lease=want.lock, change=change, superseded=superseded)
 
 
 def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decision:
     for other in facts.others:
-        if _is_exclusive(want, other, facts) or _made_up_first(want, other, facts):
-            if _can_be_resumed(want, other, facts, now=now):
+        if is_exclusive(want, other, facts) or made_up_first(want, other, facts):
+            if can_be_resumed(want, other, facts, now=now):
                 return Decision(Verdict.AFTER, blocker=other)
             return _blocked(want, facts, other, change=change)
     lock = facts.standings.get(want.lock)
@@ -391,86 +388,6 @@ def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decis
         if not facts.standings[name].held:
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
-
-
-def _is_exclusive(want: Want, other: RunRecord, facts: Facts) -> bool:
-    """Say whether a run has, or had when it was lost, the whole lock of which a permit is asked."""
-    whole = other.state is State.RUNNING and other.lease == want.lock
-    return whole and _goes_first(want, other, facts)
-
-
-def _made_up_first(want: Want, other: RunRecord, facts: Facts) -> bool:
-    """Say whether a run that may overlap waits all the same: what is made up runs one at a time."""
-    return (
-        want.patient
-        and not want.behind
-        and _CATCHUP in (want.trigger, other.trigger)
-        and other.active
-        and other.key.job == want.key.job
-        and other.trigger not in BEHIND
-        and not other.key.manual
-        and _goes_first(want, other, facts)
-    )
-
-
-def _gives_way(want: Want, other: RunRecord) -> bool:
-    """Say whether a failing run ends because this newer slot of its job is due."""
-    return (
-        other.state is State.WAITING_RETRY
-        and want.policy.retry_until is RetryUntil.NEXT_SLOT
-        and other.key.job == want.key.job
-        and other.key.slot < want.key.slot
-        and not (want.key.manual or other.key.manual or want.behind or other.trigger in BEHIND)
-    )
-
-
-def _goes_first(want: Want, other: RunRecord, facts: Facts) -> bool:
-    """Say whether an active run goes before the one that was asked for.
-
-    Of two that are both active and both without an attempt, the older goes first. Without this
-    rule each would wait for the other, for ever.
-    """
-    if facts.own is None or not facts.own.active or alive(other, facts):
-        return True
-    return (other.key.slot, other.key) < (want.key.slot, want.key)
-
-
-def _can_be_resumed(want: Want, other: RunRecord, facts: Facts, *, now: float) -> bool:
-    """Say whether a run that was lost can be resumed by the asker, and now.
-
-    An asker knows the policies of its own job only. What it is to replace it does not resume,
-    but once a cancel was asked for, whoever claims a lost run ends it.
-    """
-    if other.key.job != want.key.job or other.state is State.WAITING_RETRY:
-        return False
-    if _replaces(want, other) and not other.cancel_at and not (facts.own and facts.own.active):
-        return False
-    if other.state is State.RUNNING:
-        return not alive(other, facts)
-    return other.not_before <= now
-
-
-def _replaces(want: Want, other: RunRecord) -> bool:
-    """Say whether a run has the right to take another's place: an older slot never does."""
-    return want.policy.overlap is Overlap.REPLACE and other.key.slot <= want.key.slot
-
-
-def _came_first(want: Want, other: RunRecord, facts: Facts) -> bool:
-    """Say whether ``other`` waits for the same lock and has waited for longer.
-
-    A run that was begun before goes before those that were not, however old they are. What makes
-    up for the past goes after all that is live.
-    """
-    if want.behind and facts.own is None:
-        return other.key.job == want.key.job and other.fresh and other.trigger not in BEHIND
-    return (
-        want.policy.overlap is Overlap.RESCHEDULE
-        and not (facts.own is not None and facts.own.active)
-        and other.key.job == want.key.job
-        and other.fresh
-        and other.key.slot < want.key.slot
-        and other.trigger not in BEHIND
-    )
 
 
 def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Change) -> Decision:
@@ -493,7 +410,7 @@ def _blocked(want: Want, facts: Facts, other: RunRecord | None, *, change: Chang
         error = f"the lock {want.lock!r} was held"
         waits = Change(State.FAILED, "lock_held", blocker, error=error)
     elif policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE):
-        replace = other is not None and _replaces(want, other)
+        replace = other is not None and replaces(want, other)
         verdict = Verdict.REPLACE if replace else Verdict.LATER
         if own is None:
             waits = Change(State.PENDING, "replacing" if replace else "lock_held", blocker)
