@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-
 # A daemon that a broken program does not stop ends by itself, long after any test.
 LONGEST = 120.0
 
