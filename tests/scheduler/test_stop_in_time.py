@@ -153,7 +153,7 @@ def test_a_body_that_hears_nothing_ends_with_its_process_and_is_no_loss(
     assert (run.streak, run.strikes, run.attempt) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_a_second_signal_ends_a_process_at_once(ledger: Path, face: str) -> None:
     owed(ledger)
     with stopped(ledger, face, grace=600) as one:
@@ -280,8 +280,10 @@ def _each_backend(server: Postgres, what: signal.Signals) -> None:
         os.kill(int(child), what)
 
 
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("body", ["deaf", "checks"])
+@pytest.mark.parametrize(
+    ("face", "body"),
+    [*((face, "deaf") for face in FACES), ("blocking", "checks"), ("aio", "checks")],
+)
 def test_a_ledger_that_is_away_keeps_no_process_alive(
     tmp_path: Path, away: Callable[[], Any], face: str, body: str
 ) -> None:
