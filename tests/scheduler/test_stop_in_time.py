@@ -181,6 +181,21 @@ def test_no_number_of_deploys_makes_poison_of_a_body_that_hears_nothing(ledger: 
     assert unproven(ledger) == []
 
 
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_a_body_that_ends_within_the_grace_is_recorded_as_ever(ledger: Path, face: str) -> None:
+    owed(ledger)
+    with stopped(ledger, face, body="waits", grace=30) as one:
+        one.begin()
+        one.ask()
+        until(lambda: only_run(ledger).reason == "stopping")
+        (ledger / "go").touch()
+        assert one.took() < GRACE + 30
+        assert one.marks("returned")  # and the program went on after its instance
+    run = only_run(ledger)
+    assert (run.state, run.reason, run.result) == (State.SUCCEEDED, "", '"done"')
+    assert (run.starts, run.losses, run.releases) == (1, 0, 0)
+
+
 def test_nobody_else_begins_before_the_process_is_gone(ledger: Path) -> None:
     owed(ledger)
     with stopped(ledger, "blocking", grace=GRACE) as one:
