@@ -153,7 +153,7 @@ def test_a_body_that_hears_nothing_ends_with_its_process_and_is_no_loss(
     assert (run.streak, run.strikes, run.attempt) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", ["blocking", "aio"])
 def test_a_second_signal_ends_a_process_at_once(ledger: Path, face: str) -> None:
     owed(ledger)
     with stopped(ledger, face, grace=600) as one:
@@ -179,6 +179,21 @@ def test_no_number_of_deploys_makes_poison_of_a_body_that_hears_nothing(ledger: 
     run = resumed(ledger, max_losses=2)
     assert (run.state, run.losses, run.releases) == (State.SUCCEEDED, 0, deploys)
     assert unproven(ledger) == []
+
+
+@pytest.mark.parametrize("face", ["blocking", "aio"])
+def test_a_body_that_ends_within_the_grace_is_recorded_as_ever(ledger: Path, face: str) -> None:
+    owed(ledger)
+    with stopped(ledger, face, body="waits", grace=30) as one:
+        one.begin()
+        one.ask()
+        until(lambda: only_run(ledger).reason == "stopping")
+        (ledger / "go").touch()
+        assert one.took() < GRACE + 30
+        assert one.marks("returned")  # and the program went on after its instance
+    run = only_run(ledger)
+    assert (run.state, run.reason, run.result) == (State.SUCCEEDED, "", '"done"')
+    assert (run.starts, run.losses, run.releases) == (1, 0, 0)
 
 
 def test_nobody_else_begins_before_the_process_is_gone(ledger: Path) -> None:
@@ -280,8 +295,10 @@ def _each_backend(server: Postgres, what: signal.Signals) -> None:
         os.kill(int(child), what)
 
 
-@pytest.mark.parametrize("face", FACES)
-@pytest.mark.parametrize("body", ["deaf", "checks"])
+@pytest.mark.parametrize(
+    ("face", "body"),
+    [*((face, "deaf") for face in FACES), ("blocking", "checks"), ("aio", "checks")],
+)
 def test_a_ledger_that_is_away_keeps_no_process_alive(
     tmp_path: Path, away: Callable[[], Any], face: str, body: str
 ) -> None:
