@@ -33,6 +33,7 @@ soak: .venv/dev            ## what is too long for every day: 200 kills in each 
 	@FENCEPOST_LEFTOVERS=50 $(BIN)/pytest tests/cli/test_left_behind.py tests/executors/test_left_behind_by_jobs.py
 	@FENCEPOST_EXPRESSIONS=10000 $(BIN)/pytest tests/model/test_schedule_dst.py
 	@FENCEPOST_ALARMS=10000 $(BIN)/pytest tests/alarms/test_alarm_deaths.py
+	@FENCEPOST_OLD_SLOTS=10000 $(BIN)/pytest tests/ledger/test_old_slots.py
 	@FENCEPOST_SEEDS=100000 $(BIN)/pytest tests/alarms/test_alarms_in_storms.py
 	@FENCEPOST_SOAK_SECONDS=120 $(BIN)/pytest tests/scheduler/test_cluster_kills.py tests/scheduler/test_ticks_at_once.py
 	@$(BIN)/fencepost simulate --seeds 100000

@@ -468,8 +468,8 @@ class _Tick:
         known = self._desk.newest_rerun(RunKey(job.job, slot))
         if known is not None and not known.state.terminal:
             return known.trigger != lane.trigger or lane.existing == "skip"
-        now = self._desk.job(job.job) or job  # as it was after the slot's runs were read
-        rerun = made_up_as(lane, slot, known, pruned=now.pruned)
+        job = self._desk.job(job.job) or job  # as it was after the slot's runs were read
+        rerun = made_up_as(lane, slot, known, pruned=job.pruned)
         if rerun is None:
             return True
         patient = is_patient(lane.trigger, job.catching_up)
