@@ -140,7 +140,7 @@ class PlannerServer(LedgerServer):
                 token=lane.start,
                 until=float(lane.until),
                 detail=lane.spec,
-                state="ended" if lane.ended_at and not lane.stopped else "open",
+                state="stopped" if lane.stopped else "ended" if lane.ended_at else "open",
                 number=lane.number,
             )
 
