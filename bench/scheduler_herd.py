@@ -100,9 +100,14 @@ def watched(over: threading.Event, herd: int) -> tuple[list[Tick], list[bool]]:
         return ticked
 
     def write(
-        self: SqliteFile, work: Callable[[Connection], T], *, durable: bool, patience: float = 5.0
+        self: SqliteFile,
+        work: Callable[[Connection], T],
+        *,
+        durable: bool,
+        patience: float = 5.0,
+        committed: Callable[[], None] | None = None,
     ) -> T:
-        result = WRITE(self, work, durable=durable, patience=patience)
+        result = WRITE(self, work, durable=durable, patience=patience, committed=committed)
         writes.append(durable)
         return result
 
