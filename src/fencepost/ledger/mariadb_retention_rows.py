@@ -54,7 +54,7 @@ SELECT {packed_row(RUN, RUN_KEY, of="old")}
    AND NOT EXISTS (SELECT 1 FROM fencepost_run AS same FORCE INDEX (PRIMARY)
                     WHERE same.namespace = :namespace AND same.job = :job
                       AND same.slot = run.slot AND same.`manual` = run.`manual`
-                      AND {_IS_OLD.format(of="same")} IS NOT TRUE)
+                      AND same.rerun <> run.rerun AND {_IS_OLD.format(of="same")} IS NOT TRUE)
  ORDER BY run.slot, run.`manual`, run.rerun LIMIT :most""",
         job="jobs",
     )

@@ -54,7 +54,7 @@ SELECT old.job, old.slot, old.manual, old.rerun
           AND NOT EXISTS (SELECT 1 FROM fencepost_run AS same
                            WHERE same.namespace = :namespace AND same.job = wanted.job
                              AND same.slot = run.slot AND same.manual = run.manual
-                             AND {_IS_OLD} IS NOT TRUE)
+                             AND same.rerun <> run.rerun AND {_IS_OLD} IS NOT TRUE)
         ORDER BY slot, manual, rerun
         LIMIT :most) AS old
  ORDER BY old.job, old.slot, old.manual, old.rerun

@@ -41,7 +41,8 @@ SELECT job, slot, manual, rerun
    AND {_IS_OLD}
    AND NOT EXISTS (SELECT 1 FROM fencepost_run AS same
                     WHERE same.namespace = ?1 AND same.job = ?2 AND same.slot = run.slot
-                      AND same.manual = run.manual AND {_IS_OLD} IS NOT TRUE)
+                      AND same.manual = run.manual AND same.rerun <> run.rerun
+                      AND {_IS_OLD} IS NOT TRUE)
  ORDER BY slot, manual, rerun
  LIMIT ?6"""
 
