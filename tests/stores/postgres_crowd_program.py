@@ -18,7 +18,6 @@ def main(url: str, name: str, path: str, ttl: str = "20s") -> None:
         while True:
             try:
                 with fp.lock(name, ttl=ttl, wait="10s") as lease:
-                    os.write(acts, f"{boottime()!r} {lease.token}\n".encode())
                     for _ in range(30):
                         now = boottime()  # before it is asked: what is believed then is true at it
                         lease.check()

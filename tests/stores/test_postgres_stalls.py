@@ -214,7 +214,7 @@ STALLS, MEMBERS, NAMES, TTL = 200, 16, 5, 3.0
 
 
 def test_in_two_hundred_stalls_nobody_believes_beside_a_successor(tmp_path: Path) -> None:
-    """Each member writes down when it was granted, and each time that check() said yes."""
+    """Each member writes down when check() said yes, the first time right after its grant."""
     dice = random.Random(7)
     with Postgres.own() as server, ExitStack() as stack:
         crowd = []
