@@ -76,12 +76,9 @@ class Asked(NamedTuple):
             )
         return newest_slot(job.name, job.schedule, now=now)
 
-    async def meant_here(self, ledger: Ledger, clock: CallersClock, *, now: float) -> Meant:
-        """Return the run that is meant by our clock at ``now``, or else by the ledger's."""
-        meant = self.meant(now=now)
-        if meant is None:  # no slot is due by our clock, but the ledger's decides
-            meant = Meant(self.meant_at(await clock.ask(ledger)))
-        return meant
+    async def meant_there(self, ledger: Ledger, clock: CallersClock) -> Meant:
+        """Return the run that is meant by the ledger's clock, where none is due by ours."""
+        return Meant(self.meant_at(await clock.ask(ledger)))
 
     def meant_at(self, now: float) -> RunKey:
         """Return the run that is meant at a time of the ledger's clock; raise if none is due."""
@@ -105,11 +102,9 @@ def _produced(job: Job, slot: int) -> int:
     return slot
 
 
-async def see_through(doors: Doors, errand: Errand, meant: Meant) -> Outcome:
-    """See a run through to an end; a manual one under the first number that is free."""
-    while True:
-        outcome = await trigger(doors, errand, meant)
-        if outcome.reason != "taken":
-            return outcome
+async def trigger_next(doors: Doors, errand: Errand, outcome: Outcome) -> Outcome:
+    """Trigger a manual run whose number is taken under the first number that is free."""
+    while outcome.reason == "taken":
         key = parsed(outcome.run_id)
-        meant = Meant(key._replace(manual=key.manual + 1))
+        outcome = await trigger(doors, errand, Meant(key._replace(manual=key.manual + 1)))
+    return outcome

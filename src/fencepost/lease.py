@@ -60,7 +60,7 @@ class Lease:
         namespace: str,
         boottime: Callable[[], float],
         drop: Callable[[Hold], None],
-        fenced: Fenced | None = None,
+        fenced: Callable[[], Fenced] | None = None,
     ) -> None:
         self._hold, self._namespace, self._boottime, self._drop = hold, namespace, boottime, drop
         self._fenced = fenced
@@ -185,4 +185,6 @@ class Lease:
         return self._hold.why_not_ours(self._boottime)
 
     def _resources(self) -> Fenced:
-        return self._fenced or Fenced(resource(self._namespace, name=self.name))
+        if self._fenced is not None:
+            return self._fenced()
+        return Fenced(resource(self._namespace, name=self.name))

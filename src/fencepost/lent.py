@@ -11,11 +11,16 @@ if TYPE_CHECKING:
 
     from fencepost.flows.course import Course
     from fencepost.flows.keep import Hold
+    from fencepost.model.fenced import Fenced
 
 
 def lend(course: Course, *, namespace: str, boottime: Callable[[], float]) -> Lease:
     """Return the lease of an attempt. The course keeps it, whatever user code does with it."""
-    fenced = fence_of(namespace, course.run, course.formers)
+    run, formers = course.run, course.formers  # not the course itself: it keeps the lease
+
+    def fenced() -> Fenced:
+        return fence_of(namespace, run, formers)
+
     lease = Lease(course.hold, namespace=namespace, boottime=boottime, drop=_keep_it, fenced=fenced)
     course.lent = lease
     return lease

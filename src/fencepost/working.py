@@ -6,7 +6,7 @@ import os
 from functools import partial
 
 from fencepost.bodies import called_here, in_a_thread, kept_result, on_a_loop, supervised
-from fencepost.caller import Asked, CallersClock, see_through
+from fencepost.caller import Asked, CallersClock, trigger_next
 from fencepost.errors import FencepostError, Misuse, RunCancelled
 from fencepost.flows.acquire import Granted
 from fencepost.flows.attempt import RELEASED, attempt, conclude, kept_words
@@ -23,7 +23,7 @@ from fencepost.flows.handoff import (
 )
 from fencepost.flows.keep import Hold
 from fencepost.flows.release import release
-from fencepost.flows.trigger import Crashed, Errand
+from fencepost.flows.trigger import Crashed, Errand, trigger
 from fencepost.gate import Gate
 from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from fencepost.jobs import Job
     from fencepost.ledger.api import Ledger
     from fencepost.model.duration import Duration
+    from fencepost.model.meant import Meant
     from fencepost.model.outcome import Outcome
     from fencepost.model.run import RunRecord
     from fencepost.model.tier import Tier
@@ -165,9 +166,12 @@ class Working:
             await self.ledger.register(found.name, found.definition())
             self._registered.add(found.name)
         asked, wall = Asked(found, slot, manual), self._world.clocks.wall()
-        meant = await asked.meant_here(self.ledger, self.clock, now=wall)
+        meant = asked.meant(now=wall) or await asked.meant_there(self.ledger, self.clock)
         errand = self._errand(asked, trigger_name, patience)
-        return self._told(await see_through(self.doors, errand, meant))
+        outcome = await trigger(self.doors, errand, meant)
+        if outcome.reason == "taken":
+            outcome = await trigger_next(self.doors, errand, outcome)
+        return self._told(outcome)
 
     async def cancel(self, run_id: str | RunKey, *, force: bool) -> RunRecord:
         """Cancel a run, or ask it to end."""
@@ -271,7 +275,8 @@ class Working:
     def _errand(self, asked: Asked, trigger_name: str, patience: float | None) -> Errand:
         job = asked.job
 
-        def want(key: RunKey) -> Want:
+        def want(meant: Meant) -> Want:
+            key, since, until = meant
             holder = Holder(self._world.nonce(), HOST, os.getpid(), VERSION)
             return Want(
                 key,
@@ -281,6 +286,8 @@ class Working:
                 "manual" if key.manual else trigger_name,
                 can_be_alone=self._active == 0 or self.can_be_apart(job),
                 new=asked.manual,
+                since=since,
+                until=until,
             )
 
         carry_out = partial(self.carry_out, job)
@@ -397,7 +404,8 @@ class Working:
 
     async def _body(self, job: Job, begun: Begun | None, course: Course) -> str | None:
         """Carry the body out, in its own colour and wherever the job wants it."""
-        await read_formers(self.doors, course)
+        if course.run.starts > 1:
+            await read_formers(self.doors, course)
         # A run in trouble is kept away from its neighbours, if it can be.
         if job.isolation == "process" or (course.run.solitary and self.can_be_apart(job)):
             window = _window(job, course.run.key.slot, begun)

@@ -17,6 +17,7 @@ from isolation_bodies import found, lives
 
 from fencepost import AsyncFencepost, Fencepost
 from fencepost.caller import Asked
+from fencepost.model.meant import Meant
 from fencepost.model.run import State
 from fencepost.model.slot import RunKey
 from fencepost.world.flow import finish
@@ -120,7 +121,7 @@ def test_a_suspect_that_cannot_be_imported_runs_alone_where_it_is(url: str) -> N
         ledger = fp._working.ledger
         for _ in range(2):  # two instances that vanished
             errand = fp._working._errand(Asked(fp._working.registry.find("nested")), "t", None)
-            claimed = finish(ledger.claim(errand.want(KEY)))
+            claimed = finish(ledger.claim(errand.want(Meant(KEY))))
             assert claimed.run is not None
             finish(fp._holding.store.release("nested", nonce=claimed.run.holder.nonce))
         assert fp.trigger("nested", SLOT, wait="10s").status == "succeeded"

@@ -89,8 +89,9 @@ class CommandAttempt:
         code = code_of_failure(command.failed) if command.failed else ended.code
         errand.ended(course.run.key, code=code)
         if ended.why is not None and self._is_in_doubt(command):
-            doors = Doors(errand.world, errand.ledger)
-            await tell_of_children(doors, course, emit=errand.emit)
+            if course.children is not None:
+                doors = Doors(errand.world, errand.ledger)
+                await tell_of_children(doors, course, emit=errand.emit)
             tell(errand.emit, "lost", course, reason=ended.why)
             errand.lost(f"{ended.why}; the command was stopped")
             record = None

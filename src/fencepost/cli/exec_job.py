@@ -131,7 +131,7 @@ class JobErrand:
         clocks, asked = self._waiting.clocks, self._asked
         give_up, pause = clocks.boottime() + self.wanted.wait, _FIRST_PAUSE
         await self._register()
-        meant = await asked.meant_here(self.ledger, self._clock, now=clocks.wall())
+        meant = asked.meant(now=clocks.wall()) or await asked.meant_there(self.ledger, self._clock)
         self._key = meant.key
         # Without patience of our own it is the policy that says how long to wait for others.
         patience, note = self.wanted.wait or None, self._clock.note
@@ -222,7 +222,8 @@ class JobErrand:
                 "go by the ledger's: set this one right"
             )
 
-    def _want(self, key: RunKey) -> Want:
+    def _want(self, meant: Meant) -> Want:
+        key, since, until = meant
         holder = Holder(self.world.nonce(), os.uname().nodename, os.getpid(), VERSION)
         return Want(
             key,
@@ -232,6 +233,8 @@ class JobErrand:
             "manual" if key.manual else "exec",
             can_be_alone=True,
             new=key.manual > 0 and key == self._key,
+            since=since,
+            until=until,
         )
 
     async def _attempt(self, claimed: Claimed, sent: float) -> RunRecord | None:

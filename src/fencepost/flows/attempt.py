@@ -114,7 +114,8 @@ async def _lost(
     doors: Doors, course: Course, error: BaseException, *, emit: Callable[[JobEvent], None]
 ) -> RunRecord | None:
     """Tell that a run was lost, unless another program has ended it for us."""
-    await tell_of_children(doors, course, emit=emit)
+    if course.children is not None:
+        await tell_of_children(doors, course, emit=emit)
     ended = await ended_for_us(doors, course)
     if ended is None:
         say(emit, "lost", course, reason=str(error))
@@ -170,7 +171,8 @@ async def conclude(
     world = doors.world
     dice = world.dice() if ending.again else 0.0
     settled = settle(course.run, ending, course.policy, dice=dice)
-    await tell_of_children(doors, course, emit=emit)
+    if course.children is not None:
+        await tell_of_children(doors, course, emit=emit)
     course.ending, course.ended = True, settled
     course.hold.about_to_end()
     try:
@@ -188,8 +190,7 @@ async def tell_of_children(
 ) -> None:
     """Log, and keep with the run, which processes a body left behind. Kept twice does no harm."""
     children = course.children
-    if children is None:
-        return
+    assert children is not None, "asked for only where a body left some behind"
     say(emit, children.event, course, count=children.total, children=str(children))
     key, token, detail = course.attempt.key, course.attempt.token, str(children)
     try:

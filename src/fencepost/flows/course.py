@@ -373,9 +373,8 @@ async def end(
 async def read_formers(doors: Doors, course: Course) -> None:
     """Read which leases earlier attempts of the run had: a fence shuts them out by these names."""
     key = course.run.key
-    if course.run.starts > 1:
-        events = await insist(doors.world, course, lambda: doors.ledger.events(key))
-        course.formers = formers_of(events)
+    events = await insist(doors.world, course, lambda: doors.ledger.events(key))
+    course.formers = formers_of(events)
 
 
 async def insist(world: World, course: Course, ask: Callable[[], Awaitable[T]]) -> T:

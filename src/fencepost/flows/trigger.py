@@ -10,7 +10,7 @@ from fencepost.errors import BadSlot, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
 from fencepost.model.ending import STORE_FAULT
-from fencepost.model.meant import Meant, clock_off
+from fencepost.model.meant import SLACK, Meant, clock_off
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
 from fencepost.model.run import State
@@ -49,7 +49,7 @@ class Errand(NamedTuple):
     of the ledger's, 0 if the two agree.
     """
 
-    want: Callable[[RunKey], Want]
+    want: Callable[[Meant], Want]
     carry_out: Callable[[Claimed, float], Flow[RunRecord | Crashed | None]]
     abandon: Callable[[str, str], None]
     patience: float | None = None  # how long to wait for what others have; None: as policy says
@@ -82,27 +82,35 @@ class _Seeing:
 
     async def step(self) -> Outcome | None:
         """Claim once and do what the answer asks for; return the outcome once there is one."""
-        key, since, until = self._meant
-        want = self._errand.want(key)._replace(since=since, until=until)
+        key, want = self._meant.key, self._errand.want(self._meant)
         if self._ours or self._waits:
             want = want._replace(new=False)  # by now it is, and it may be claimed again
-        wall = self._doors.world.clocks.wall
-        asked = wall()
+        asked = self._doors.world.clocks.wall()
         sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
-        if self._errand.tell_clock is not None:
-            self._errand.tell_clock(clock_off(claimed.now, asked=asked, answered=wall()))
+        self._compare_clocks(claimed.now, asked=asked)
         if claimed.verdict is Verdict.OTHER_TIME:
             await self._choose_again(claimed.now)
             return None
-        self._meant = Meant(key)  # it is settled which run is meant, however long it takes
-        return await self._answered(want, claimed, sent)
+        if claimed.verdict is Verdict.GO:
+            outcome = await self._go(claimed, sent)
+        else:
+            outcome = await self._not_now(want, claimed)
+        if outcome is None:
+            self._meant = Meant(key)  # it is settled which run is meant, however long it takes
+        return outcome
 
-    async def _answered(self, want: Want, claimed: Claimed, sent: float) -> Outcome | None:
+    def _compare_clocks(self, now: float, *, asked: float) -> None:
+        if self._errand.tell_clock is not None:
+            off = 0.0
+            if not -SLACK <= asked - now <= SLACK:
+                off = clock_off(now, asked=asked, answered=self._doors.world.clocks.wall())
+            self._errand.tell_clock(off)
+
+    async def _not_now(self, want: Want, claimed: Claimed) -> Outcome | None:
+        """Do what an answer asks for that lets no attempt begin."""
         key, verdict, run = want.key, claimed.verdict, claimed.run
         if run is not None and run.fresh and run.holder.nonce == want.holder.nonce:
             self._made = True
-        if verdict is Verdict.GO:
-            return await self._go(claimed, sent)
         if verdict is Verdict.ENDED:
             if claimed.run is None:  # it is so old that nobody remembers how it ended
                 slot = shown(key.slot)
@@ -168,8 +176,8 @@ class _Seeing:
         await trigger(self._doors, older, Meant(claimed.blocker.key))
         return None
 
-    def _not_new(self, key: RunKey) -> Want:
-        return self._errand.want(key)._replace(new=False)
+    def _not_new(self, meant: Meant) -> Want:
+        return self._errand.want(meant)._replace(new=False)
 
     async def _replace(self, want: Want, claimed: Claimed) -> Outcome | None:
         """Ask the run in our way to stop; after its grace take its token away."""

@@ -362,8 +362,8 @@ class SqliteLedger:
 
         def work(db: Connection) -> Claimed | None:
             nonlocal told
-            if db is not self.ready or not self.books.clock.known:
-                return None  # a connection whose tables, or clock, nobody has looked at yet
+            if db is not self.ready:
+                return None  # a connection whose tables nobody has looked at yet
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
                 run = claimed.run

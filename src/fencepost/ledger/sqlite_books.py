@@ -76,8 +76,8 @@ class SqliteBooks:
 
     def claim_free(self, db: Connection, want: Want) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None if that changed nothing."""
-        ttl, now, holder = want.policy.lease, self.clock.now(db), want.holder
-        if not want.since <= now < want.until:
+        ttl, now, holder = want.policy.lease, self.clock.known(), want.holder
+        if now is None or not want.since <= now < want.until:
             return None
         token, *terms = self._leases.terms(holder.nonce, ttl)
         asked = (self._namespace, *want.key, want.lock, token, *holder, want.trigger, now)

@@ -40,19 +40,22 @@ class FileClock:
         self._ahead = 0.0  # of our wall clock, when the record was read
         self._read_at: float | None = None
 
-    @property
-    def known(self) -> bool:
-        """Whether the record need not be read now."""
+    def known(self) -> float | None:
+        """Return the time of the file; None if the record must be read again first."""
         if self._read_at is None:
-            return False
-        boot = self._clocks.boottime()
-        moved = self._clocks.wall() - boot - self._ahead
-        return 0.0 <= boot - self._read_at < CONFIRMS and -SLACK <= moved <= SLACK
+            return None
+        boot, wall = self._clocks.boottime(), self._clocks.wall()
+        recent = 0.0 <= boot - self._read_at < CONFIRMS
+        if recent and -SLACK <= wall - boot - self._ahead <= SLACK:
+            return wall - self._off
+        return None
 
     def now(self, db: Connection) -> float:
         """Return the time of the file."""
-        if not self.known:
-            self._keep(_seen(db, self._clocks)[0])
+        known = self.known()
+        if known is not None:
+            return known
+        self._keep(_seen(db, self._clocks)[0])
         return self._clocks.wall() - self._off
 
     def confirmed(self, db: Connection) -> float:
@@ -60,7 +63,10 @@ class FileClock:
 
         For those who write in any case, and are perhaps the only ones who do.
         """
-        if not self.known and not self.look(db) and _seen(db, self._clocks)[2] >= CONFIRMS:
+        known = self.known()
+        if known is not None:
+            return known
+        if not self.look(db) and _seen(db, self._clocks)[2] >= CONFIRMS:
             confirm(db, self._clocks)
         return self._clocks.wall() - self._off
 

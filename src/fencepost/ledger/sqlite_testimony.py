@@ -81,7 +81,7 @@ class Testimony:
         in_memory = path == ":memory:"
         self._witness = None if in_memory else Witness(path + "-live")
         self._cells = None if in_memory else Cells(path + "-live")
-        self._incarnation = ""
+        self._incarnation = self._head = ""
         self._doubt = ""
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
@@ -98,7 +98,7 @@ class Testimony:
         """Compare the file with what was seen of it. Asked once for each connection."""
         if self._witness is None or self._cells is None:
             return
-        (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
+        self._identify(db)
         (token,) = db.execute(_FIND_HIGHEST).fetchone()
         (any_run,) = db.execute(_ANY_RUN).fetchone()
         found = Seen(self._incarnation, token)
@@ -145,8 +145,8 @@ class Testimony:
             self._pid, self._turn = os.getpid(), self._world.mutex()
         with self._turn:
             last = self._last
-            told = (max(counted, last[0]), line or last[1], token or last[2])
-            self._last = told
+            count = max(last[0], counted)
+            told = self._last = (count, line or last[1], token or last[2])
             if self._boot:  # else a power cut cannot be told from a pause: only what is synced
                 self._write(told)
         return told
@@ -168,7 +168,7 @@ class Testimony:
     def accept(self, db: Connection) -> None:
         """Take the file for the ledger from now on, by an operator's word."""
         if self._witness is not None:
-            (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
+            self._identify(db)
             (token,) = db.execute(_FIND_HIGHEST).fetchone()
             self._take(Seen(self._incarnation, token))
 
@@ -182,11 +182,15 @@ class Testimony:
 
     # Beneath.
 
+    def _identify(self, db: Connection) -> None:
+        (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
+        self._head = f"{self._boot}\n{self._incarnation}\n"  # what each cell of ours begins with
+
     def _write(self, told: Telling) -> None:
         """Write our own cell."""
         if self._cells is None or self._doubt:
             return
-        text = f"{self._boot}\n{self._incarnation}\n{told[0]}\n{told[1]}\n{self._tail}"
+        text = f"{self._head}{told[0]}\n{told[1]}\n{self._tail}"
         if self._cells.write(text, pid=self._pid):
             # All that these have told is in the file, and older than what we have told now.
             self._cells.remove(self._read, dead=True)

@@ -52,6 +52,7 @@ def parsed(text: str) -> RunKey:
     return RunKey(checked_job(found["job"]), instant(found["slot"]), manual, rerun)
 
 
+@lru_cache(maxsize=256)
 def shown(slot: int) -> str:
     """Return a slot's instant as text."""
     # By hand: slots are many and days are few, and a calendar is dear.

@@ -114,7 +114,7 @@ class Worker:
         note("triggered", node, holder=which, run=str(key))
         doors = Doors(self._world, self._ledger)
         errand = Errand(
-            lambda key: self._want(job, key),
+            lambda meant: self._want(job, meant),
             lambda claimed, sent: self._carry_out(job, claimed, sent),
             self.charges.abandon,
             patience,
@@ -143,10 +143,18 @@ class Worker:
         assert meant is not None, "there is one in every hour"
         return meant
 
-    def _want(self, job: SimulatedJob, key: RunKey) -> Want:
+    def _want(self, job: SimulatedJob, meant: Meant) -> Want:
         world = self._world
         holder = Holder(world.nonce(), world.clocks.name, self._pid)
-        return Want(key, holder, job.policy, job.lock, can_be_alone=self._active == 0)
+        return Want(
+            meant.key,
+            holder,
+            job.policy,
+            job.lock,
+            can_be_alone=self._active == 0,
+            since=meant.since,
+            until=meant.until,
+        )
 
     async def _carry_out(
         self, job: SimulatedJob, claimed: Claimed, sent: float
