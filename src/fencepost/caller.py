@@ -7,7 +7,15 @@ import os
 from fencepost.errors import BadSlot
 from fencepost.flows.trigger import trigger
 from fencepost.model.event import JobEvent
-from fencepost.model.meant import EARLY, Meant, clock_off, given_slot, manual_run, newest_slot
+from fencepost.model.meant import (
+    SLACK,
+    Meant,
+    by_ledger,
+    clock_off,
+    given_slot,
+    manual_run,
+    newest_slot,
+)
 from fencepost.model.named import NamedTuple
 from fencepost.model.slot import instant, parsed, shown
 
@@ -68,7 +76,7 @@ class Asked(NamedTuple):
         if self.manual:
             return manual_run(job.name, now=now)
         if slot is not None:
-            return given_slot(job.name, _produced(job, instant(slot)), now=now)
+            return given_slot(job.name, _produced(job, instant(slot)))
         if job.schedule is None:
             raise BadSlot(
                 f"job {job.name!r} has no schedule to tell the slot from: give slot=…, or "
@@ -78,7 +86,8 @@ class Asked(NamedTuple):
 
     async def meant_there(self, ledger: Ledger, clock: CallersClock) -> Meant:
         """Return the run that is meant by the ledger's clock, where none is due by ours."""
-        return Meant(self.meant_at(await clock.ask(ledger)))
+        now = await clock.ask(ledger)
+        return by_ledger(self.meant_at(now), now=now)
 
     def meant_at(self, now: float) -> RunKey:
         """Return the run that is meant at a time of the ledger's clock; raise if none is due."""
@@ -86,7 +95,7 @@ class Asked(NamedTuple):
         if meant is None:
             raise BadSlot(f"no slot of job {self.job.name!r} ({self.job.schedule}) is due yet")
         key = meant.key
-        if not key.manual and key.slot > now + EARLY:
+        if not key.manual and key.slot > now + SLACK:
             raise BadSlot(
                 f"slot {shown(key.slot)} of job {key.job!r} is not due yet (it is "
                 f"{shown(int(now))} by the ledger's clock): a slot never starts early"

@@ -182,12 +182,17 @@ def declare(name: str, function: Callable[..., Any], words: Words) -> Job:
         # Windowed work keeps its order; else the newest is what counts.
         policy["retry_until"] = "exhausted" if rules["catchup"] == "all" else "next_slot"
     checked_words = checked_policy(**policy)
-    stoppable = inspect.iscoroutinefunction(function) or declared.isolation == "process"
-    stoppable = stoppable or getattr(function, "stoppable", False)  # as a command is
+    guarded = declared.isolation == "process" or getattr(function, "stoppable", False)  # a command
+    stoppable = guarded or inspect.iscoroutinefunction(function)
     if checked_words.overlap is Overlap.REPLACE and not stoppable:
         raise Misuse(
             f"job {name!r} has overlap='replace', but a plain function cannot be stopped: make it "
             "async def, or give it isolation='process'"
+        )
+    if checked_words.leave_children and not guarded:
+        raise Misuse(
+            f"job {name!r} has leave_children=True, but nothing stops the children of a body in "
+            "this process: leave the word out, or give the job isolation='process'"
         )
     lock = name if declared.lock is None else declared.lock
     job = Job(

@@ -213,3 +213,14 @@ def test_only_jobs_that_leave_children_say_so_in_their_definition(url: str) -> N
             assert "leave_children" not in fp._working.registry.find(name).definition()
         with pytest.raises(Misuse, match="leave_children is 'yes': give True or False"):
             fp.command("other", ["true"], leave_children="yes")
+
+
+def test_a_body_in_this_process_cannot_leave_children_on_purpose() -> None:
+    fp = Fencepost("memory://no-guard")
+    with pytest.raises(Misuse, match="nothing stops the children of a body in this process"):
+
+        @fp.job("plain", leave_children=True)
+        def plain() -> None:
+            """Do nothing."""
+
+    fp.close()

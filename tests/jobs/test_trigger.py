@@ -89,6 +89,14 @@ def test_without_a_slot_the_newest_due_one_is_meant(fp: Fencepost) -> None:
     assert fp.trigger("hourly").run_id == outcome.run_id
 
 
+def test_a_slot_that_comes_in_a_moment_is_waited_for(fp: Fencepost) -> None:
+    began: list[float] = []
+    fp.job("job")(lambda: began.append(time.time()))
+    slot = int(time.time()) + 1
+    assert fp.trigger("job", slot).status == "succeeded"
+    assert began[0] >= slot
+
+
 def test_a_manual_run_is_its_own_each_time(fp: Fencepost) -> None:
     @fp.job("billing")
     def billing(run: Run) -> str:

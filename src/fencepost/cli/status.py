@@ -108,7 +108,7 @@ class JobState(NamedTuple):
         found += [
             f"{run.key} was lost: {run.holder} vanished; whoever triggers the job next resumes it"
             for run, alive in self.live
-            if run.state is State.RUNNING and not alive
+            if run.state is State.RUNNING and not alive and not run.ordered_to_stop
         ]
         return found
 

@@ -10,7 +10,7 @@ from fencepost.errors import BadSlot, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
 from fencepost.model.ending import STORE_FAULT
-from fencepost.model.meant import SLACK, Meant, clock_off
+from fencepost.model.meant import SLACK, Meant, by_ledger, clock_off, comes_in
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
 from fencepost.model.run import State
@@ -123,7 +123,11 @@ class _Seeing:
         return await self._wait(want, claimed)
 
     async def _choose_again(self, now: float) -> None:
-        """Choose the run by the ledger's clock: the caller's is wrong, or the claim took long."""
+        """Wait for a slot that is about to come; else choose the run by the ledger's clock."""
+        wait = comes_in(self._meant, now=now)
+        if wait:
+            await self._doors.world.sleep(wait)
+            return
         key, meant_at = self._meant.key, self._errand.meant_at
         assert meant_at is not None, "only a run that was chosen by a clock is meant at some times"
         try:
@@ -132,7 +136,9 @@ class _Seeing:
             # A run of it may be there all the same, if the ledger's clock was set back since.
             if await self._doors.ledger.find(key) is None:
                 raise
-        self._meant = Meant(key)
+            self._meant = Meant(key)
+        else:
+            self._meant = by_ledger(key, now=now)
 
     async def _go(self, claimed: Claimed, sent: float) -> Outcome | None:
         self._ours, self._pause = True, _FIRST_PAUSE

@@ -1,8 +1,8 @@
 """Which run a trigger means, and at which times of the ledger's clock it means that run.
 
 The ledger's clock decides which slot is due, and the caller has only its own to choose by. So a
-claim carries between which instants the choice holds, and the ledger refuses it at any other time:
-only a caller whose clock is wrong has to ask twice.
+claim carries between which instants the choice holds, and the ledger refuses it at any other time.
+A caller whose clock is a little ahead waits for its slot; one whose clock is wrong chooses again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # A clock that differs from the ledger's by more than this is wrong.
 SLACK = 2.0
-# How long before its instant a trigger may mean a slot: a timer may fire a moment early.
+# How long before its instant a trigger may mean a slot: a timer may fire a moment early. Such a
+# trigger waits, for no slot starts early.
 EARLY = 1.0
 
 
@@ -38,15 +39,23 @@ def newest_slot(job: str, schedule: Schedule, *, now: float) -> Meant | None:
     until, coming = FOREVER, schedule.after(slot)
     if coming is not None:
         until = max(coming - min(EARLY, (coming - slot) / 10), now + SLACK)
-    return Meant(RunKey(job, slot), min(float(slot), now - SLACK), until)
+    return Meant(RunKey(job, slot), float(slot), until)
 
 
-def given_slot(job: str, slot: int, *, now: float) -> Meant:
+def given_slot(job: str, slot: int) -> Meant:
     """Return a slot that the caller names: it must not start early by the ledger's clock."""
-    since = slot - EARLY
-    if since <= now:  # it is due by the caller's clock, and that may differ a little
-        since = min(since, now - SLACK)
-    return Meant(RunKey(job, slot), since)
+    return Meant(RunKey(job, slot), float(slot))
+
+
+def by_ledger(key: RunKey, *, now: float) -> Meant:
+    """Return a run that was chosen by the ledger's clock, whose slot may be about to come."""
+    return Meant(key, float(key.slot) if key.slot > now and not key.manual else 0.0)
+
+
+def comes_in(meant: Meant, *, now: float) -> float:
+    """Return how long a trigger waits for its slot; 0 if it has come, or is too far away."""
+    wait = meant.since - now
+    return wait if 0.0 < wait <= SLACK else 0.0
 
 
 def manual_run(job: str, *, now: float, number: int = 1) -> Meant:
