@@ -201,6 +201,7 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
     """
     streams = {fd for fd in (stdout, stderr) if fd is not None}
     assert streams.isdisjoint((0, 1, 2)), "our own streams are not to be given away"
+    words, variables = encoded(argv, environment)
     lines = lay_lines()
     if lifeline is not None:
         lifeline = os.dup(lifeline)  # the store's own descriptor is closed in whatever is forked
@@ -215,8 +216,8 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
             for fd in (lines.to_guardian, lines.to_sentinel, lines.report):
                 os.close(fd)
             orders = Orders(
-                argv=list(argv),
-                environment=environment,
+                argv=words,
+                environment=variables,
                 nonce=nonce,
                 pledge=lines.pledge,
                 pledge_name=lines.pledge_name,
@@ -240,6 +241,14 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
             os.close(lifeline)
     trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
     return Guarded(trail, lines, still_at=still_at, bury=lambda: os.waitpid(pid, 0))
+
+
+def encoded(
+    argv: Sequence[str], environment: dict[str, str]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return a command's words and variables as the kernel has them."""
+    variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    return [os.fsencode(word) for word in argv], variables
 
 
 def ignored_here() -> frozenset[int]:

@@ -73,8 +73,8 @@ _boottime = SystemClocks().boottime
 class Orders(NamedTuple):
     """What the guards are to run, and until when."""
 
-    argv: list[str]
-    environment: dict[str, str]
+    argv: list[bytes]
+    environment: dict[bytes, bytes]
     nonce: str
     pledge: int
     pledge_name: str
