@@ -214,7 +214,13 @@ def test_what_outlives_the_command_is_ended_before_the_lease_is_released(kit: Ki
 def test_max_hold_ends_the_command(kit: Kit) -> None:
     done = kit.fencepost("exec", "job", "--max-hold", "2s", "--grace", "1s", "--", "sleep", "600")
     assert done.returncode == 143
-    assert "max_hold is used up" in one_line(done.stderr)
+    assert "max_hold is used up; the command was stopped" in one_line(done.stderr)
+
+
+def test_max_hold_ends_a_command_without_notice_if_there_is_no_grace(kit: Kit) -> None:
+    done = kit.fencepost("exec", "job", "--max-hold", "1s", "--grace", "0s", "--", "sleep", "600")
+    assert done.returncode == 137
+    assert "max_hold is used up; the command was stopped" in one_line(done.stderr)
 
 
 def test_a_long_command_keeps_its_lease_beyond_the_ttl(kit: Kit) -> None:

@@ -32,6 +32,8 @@ from executor_kit import (
 from fencepost import Fencepost, Misuse, Retry
 from fencepost.executors.command import command_body
 from fencepost.model.run import State
+from proxy import Proxy
+from servers import Postgres
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -329,3 +331,38 @@ def test_a_job_that_cannot_be_a_command_is_refused_when_it_is_declared(
 def test_what_is_no_command_is_refused(argv: Any, env: Any) -> None:
     with pytest.raises(Misuse):
         command_body(argv, env=env)
+
+
+def _stands_still(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+@both_faces
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [({"lease": "5s"}, "lost"), ({"timeout": "4s", "cancel_grace": "0.5s"}, "timed_out")],
+    ids=["its lease ends", "its time is up"],
+)
+def test_a_command_that_is_killed_while_it_stands_still_did_not_fail(
+    tmp_path: Path, words: dict[str, str], status: str, face: str
+) -> None:
+    """Its process cannot reach the server and does not know whether the run is still its own."""
+    argv = [PYTHON, "-c", STUBBORN, str(tmp_path)]
+    with Postgres.own() as server, Proxy(server.port) as proxy:
+        url = server.url().replace(str(server.port), str(proxy.port))
+        under_way = Triggered(face, url, partial(_declared, argv=argv, **words))
+        pids = [number_in(tmp_path / name) for name in ("pid", "child")]
+        proxy.mode = "hole"
+        wait_for(lambda: _stands_still(pids[0]))
+        wait_for(lambda: not any(map(lives, pids)))
+        proxy.reset()
+        proxy.mode = "pass"
+        assert under_way.outcome().status == status
+        with Fencepost(url) as fp:
+            if status == "timed_out":
+                assert record(fp).state is State.TIMED_OUT
+                return
+            fp.command("job", [PYTHON, "-c", ""])
+            wait_for(lambda: fp.trigger("job", SLOT, wait="10s").status == "succeeded")
+            assert (record(fp).starts, record(fp).losses) == (2, 1)

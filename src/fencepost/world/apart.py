@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-from fencepost.world.guardian import Guarded, above_streams, ignored_here, lay_lines
+from fencepost.world.guardian import Guarded, above_streams, encoded, ignored_here, lay_lines
 from fencepost.world.guards import Orders, Posts, be_guards
 from fencepost.world.strays import Trail
 
@@ -59,25 +59,25 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
         if lifeline is not None:
             lifeline = os.dup(lifeline)  # the store may close its own at any time
             theirs.append(lifeline)
-        orders = (
-            [os.fsencode(word) for word in argv],
-            {os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
-            (
-                nonce,
-                lines.pledge,
-                lines.pledge_name,
-                lifeline,
-                *until,
-                still_at,
-                grace,
-                stdout,
-                stderr,
-                leave_children,
-            ),
-            [int(signum) for signum in ignored_here()],
-            tuple(lines.posts),
+        words, variables = encoded(argv, environment)
+        orders = Orders(
+            argv=words,
+            environment=variables,
+            nonce=nonce,
+            pledge=lines.pledge,
+            pledge_name=lines.pledge_name,
+            lifeline=lifeline,
+            ask_at=until[0],
+            kill_at=until[1],
+            still_at=still_at,
+            grace=grace,
+            ignored=frozenset(map(int, ignored_here())),
+            mask=set(),  # whichever thread it is that starts them
+            stdout=stdout,
+            stderr=stderr,
+            leave_children=leave_children,
         )
-        theirs.append(letter(marshal.dumps(orders)))
+        theirs.append(letter(marshal.dumps((tuple(orders), tuple(lines.posts)))))
         process = subprocess.Popen(  # noqa: S603 -- our own interpreter, with our own words
             [sys.executable, "-I", "-S", "-c", _BEGIN, ROOT, str(theirs[-1])],
             stdin=subprocess.DEVNULL,
@@ -91,34 +91,16 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
             os.close(fd)
     pid = process.pid
     trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
-    return Guarded(trail, lines, bury=process.wait)
+    return Guarded(trail, lines, still_at=still_at, bury=process.wait)
 
 
 def main(fd: int) -> NoReturn:
     """Read the orders and be the guards, to the end of this process."""
-    argv, environment, words, ignored, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
-    nonce, pledge, pledge_name, lifeline, ask_at, kill_at, still_at, *more = words
-    grace, stdout, stderr, leave_children = more
+    words, posts = marshal.loads(opened(fd))  # noqa: S302 -- our own
+    orders = Orders(*words)
     # The command must not have these, or its end would not be theirs; its streams are given to it.
-    for post in (*posts, *(fd for fd in (stdout, stderr) if fd is not None)):
+    for post in (*posts, *(fd for fd in (orders.stdout, orders.stderr) if fd is not None)):
         os.set_inheritable(post, False)  # noqa: FBT003 -- the standard library's way
-    orders = Orders(
-        argv=[os.fsdecode(word) for word in argv],
-        environment={os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()},
-        nonce=nonce,
-        pledge=pledge,
-        pledge_name=pledge_name,
-        lifeline=lifeline,
-        ask_at=ask_at,
-        kill_at=kill_at,
-        still_at=still_at,
-        grace=grace,
-        ignored=frozenset(ignored),
-        mask=set(),  # whichever thread it was that started us
-        stdout=stdout,
-        stderr=stderr,
-        leave_children=leave_children,
-    )
     be_guards(orders, Posts(*posts))
 
 

@@ -46,7 +46,9 @@ _NEVER = float("inf")
 class Guarded:
     """A command under guard, as the process that holds its lease sees it."""
 
-    def __init__(self, trail: Trail, lines: Lines, *, bury: Callable[[], object]) -> None:
+    def __init__(
+        self, trail: Trail, lines: Lines, *, still_at: float, bury: Callable[[], object]
+    ) -> None:
         self.report = lines.report
         self.failed = 0  # why it could not be started: an errno
         self.asked = False  # whether a deadline came before a renewal did
@@ -59,6 +61,7 @@ class Guarded:
         self._to_guardian, self._to_sentinel = lines.to_guardian, lines.to_sentinel
         self._trail, self._bury = trail, bury
         self._kill_at: float | None = None
+        self._still_at = still_at
 
     @property
     def code(self) -> int:
@@ -73,6 +76,7 @@ class Guarded:
 
     def extend(self, ask_at: float, kill_at: float, still_at: float = _NEVER) -> None:
         """Tell both guards until when the command may run, and from when on it stands still."""
+        self._still_at = still_at
         for post in (self._to_guardian, self._to_sentinel):
             tell(post, "until", repr(ask_at), repr(kill_at), repr(still_at))
 
@@ -103,6 +107,7 @@ class Guarded:
 
         A sentinel that lives ends the command, and leaves when nothing is left: only a parent knows
         that for certain. It is not reaped before: its number is that of the command's session.
+        A command that must stand still is not asked: SIGTERM would wake it.
         """
         now = SystemClocks().boottime()
         spare = (os.getpid(), self._guardian, self._sentinel)
@@ -112,9 +117,9 @@ class Guarded:
             if sentinel_lives:
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
                     os.kill(self._sentinel, signal.SIGCONT)  # should somebody have stopped it
-            else:
+            elif now < self._still_at:
                 self._trail.strike(signal.SIGTERM, spare=spare)
-        elif now >= self._kill_at:
+        if now >= min(self._kill_at, self._still_at):
             self._trail.strike(signal.SIGKILL, spare=spare)
         self.gone = not sentinel_lives and not self._trail.find(spare=spare)
 
@@ -196,6 +201,7 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
     """
     streams = {fd for fd in (stdout, stderr) if fd is not None}
     assert streams.isdisjoint((0, 1, 2)), "our own streams are not to be given away"
+    words, variables = encoded(argv, environment)
     lines = lay_lines()
     if lifeline is not None:
         lifeline = os.dup(lifeline)  # the store's own descriptor is closed in whatever is forked
@@ -210,8 +216,8 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
             for fd in (lines.to_guardian, lines.to_sentinel, lines.report):
                 os.close(fd)
             orders = Orders(
-                argv=list(argv),
-                environment=environment,
+                argv=words,
+                environment=variables,
                 nonce=nonce,
                 pledge=lines.pledge,
                 pledge_name=lines.pledge_name,
@@ -234,7 +240,15 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
         if lifeline is not None:
             os.close(lifeline)
     trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
-    return Guarded(trail, lines, bury=lambda: os.waitpid(pid, 0))
+    return Guarded(trail, lines, still_at=still_at, bury=lambda: os.waitpid(pid, 0))
+
+
+def encoded(
+    argv: Sequence[str], environment: dict[str, str]
+) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """Return a command's words and variables as the kernel has them."""
+    variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    return [os.fsencode(word) for word in argv], variables
 
 
 def ignored_here() -> frozenset[int]:

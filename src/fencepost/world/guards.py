@@ -26,7 +26,7 @@ from fencepost.world.sentinel import SentinelOrders, be_called, be_sentinel, let
 from fencepost.world.strays import (
     Trail,
     adopt_orphans,
-    chase_children,
+    kill_newest_children,
     reap_children,
     strike_group,
 )
@@ -73,8 +73,8 @@ _boottime = SystemClocks().boottime
 class Orders(NamedTuple):
     """What the guards are to run, and until when."""
 
-    argv: list[str]
-    environment: dict[str, str]
+    argv: list[bytes]
+    environment: dict[bytes, bytes]
     nonce: str
     pledge: int
     pledge_name: str
@@ -108,9 +108,10 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
         session = os.getpid()
         adopt_orphans()
         from_guardian, to_sentinel = os.pipe()
+        from_sentinel, to_guardian = os.pipe()
         guardian = _fork()
         if guardian == 0:
-            _be_guardian(orders, posts, session, to_sentinel)
+            _be_guardian(orders, posts, session, Inbox(from_sentinel), to_sentinel)
         to_watch = SentinelOrders(
             guardian=guardian,
             trail=_trail(orders, session),
@@ -119,6 +120,7 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
             still_at=orders.still_at,
             from_wrapper=posts.sentinel,
             from_guardian=from_guardian,
+            to_guardian=to_guardian,
         )
         be_sentinel(to_watch)
     except _NotStarted as failure:
@@ -127,11 +129,13 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
         os._exit(0)
 
 
-def _be_guardian(orders: Orders, posts: Posts, session: int, to_sentinel: int) -> NoReturn:
+def _be_guardian(
+    orders: Orders, posts: Posts, session: int, from_sentinel: Inbox, to_sentinel: int
+) -> NoReturn:
     """Run the command and guard it, to the end of this process."""
     try:
         be_called("fence-guardian")
-        _Guardian(orders, posts, session, to_sentinel).stand()
+        _Guardian(orders, posts, session, from_sentinel, to_sentinel).stand()
     finally:  # whatever went wrong: the sentinel and the wrapper see us go, and clean up
         os._exit(0)
 
@@ -147,15 +151,18 @@ class _NotStarted(Exception):
 
 
 class _Guardian:
-    def __init__(self, orders: Orders, posts: Posts, session: int, to_sentinel: int) -> None:
+    def __init__(
+        self, orders: Orders, posts: Posts, session: int, from_sentinel: Inbox, to_sentinel: int
+    ) -> None:
         self._orders, self._report, self._life = orders, posts.report, posts.life
-        self._inbox, self._to_sentinel = Inbox(posts.guardian), to_sentinel
+        self._inbox = Inbox(posts.guardian)
+        self._from_sentinel, self._to_sentinel = from_sentinel, to_sentinel
         self._trail = _trail(orders, session)
         self._spare = (os.getpid(), session)  # ourselves and the sentinel
         self._ask_at, self._kill_at = orders.ask_at, orders.kill_at
         self._still_at, self._still = orders.still_at, False
         self._last_at = _NEVER  # the end that no renewal can move any more
-        self._asked = self._struck = self._ended = False
+        self._asked = self._killed = self._struck = self._ended = False
         self._stopped = False  # whether the command did not end by itself
         self._over_at = _NEVER  # when what still lives counts as left behind
         self._children = False
@@ -166,7 +173,7 @@ class _Guardian:
         tell(self._report, "guardian", os.getpid())
         self._command = self._start_command()
         keep = (self._inbox.fd, self._report, self._to_sentinel, self._life, *self._bell)
-        let_go_of_all_but(*keep, orders.lifeline)
+        let_go_of_all_but(*keep, self._from_sentinel.fd, orders.lifeline)
 
     def stand(self) -> None:
         """Guard the command until nothing of it is left."""
@@ -223,7 +230,9 @@ class _Guardian:
                 if self._ask_at > _boottime() and self._last_at == _NEVER:
                     self._asked = False  # renewed after all: should it happen again, ask again
             elif word == "signal" and not self._ended:
-                strike_group(self._command, int(values[0]))
+                # A command that must stand still gets the signal when it goes on.
+                wake = not self._still and _boottime() < self._still_at
+                strike_group(self._command, int(values[0]), wake=wake)
 
     def _end_by(self, instant: float) -> None:
         """Ask all that is left to stop, now, and kill it at ``instant``, come what may."""
@@ -234,7 +243,10 @@ class _Guardian:
         now, final = _boottime(), self._last_at != _NEVER
         ask_at = now if final else self._ask_at
         kill_at = min(self._kill_at, self._last_at)
+        if final:  # what must end does not stand still first
+            kill_at = min(kill_at, self._still_at)
         if now >= kill_at or (self._still and final):  # it does nothing more that we could ask for
+            self._killed = True
             self._strike(signal.SIGKILL)
         elif now >= self._still_at and not final:
             self._still = True
@@ -279,7 +291,7 @@ class _Guardian:
             self._reap()
             if signum != signal.SIGKILL or not (self._children or found):
                 return
-            self._tell_of(chase_children(), "stopped")
+            self._tell_of(kill_newest_children(), "stopped")
 
     def _tell_of(self, found: list[Stray], fate: str) -> None:
         """Tell the wrapper which children were stopped, or left.
@@ -304,10 +316,18 @@ class _Guardian:
         statuses, self._children = reap_children()
         if self._command in statuses and not self._ended:
             self._ended = True
-            now = _boottime()
-            self._stopped = self._asked or self._kill_at <= now or self._last_at != _NEVER
+            now, code = _boottime(), os.waitstatus_to_exitcode(statuses[self._command])
+            killed = code == -signal.SIGKILL and (self._killed or self._sentinel_killed())
+            late = self._kill_at <= now or self._last_at != _NEVER
+            self._stopped = self._asked or killed or late
             self._over_at = now if self._stopped else now + _MOMENT
-            tell(self._report, "ended", os.waitstatus_to_exitcode(statuses[self._command]))
+            if killed:  # without having been asked, if it stood still or we were late
+                tell(self._report, "asked")
+            tell(self._report, "ended", code)
+
+    def _sentinel_killed(self) -> bool:
+        """Say whether the sentinel has killed the command, as it does if we are late."""
+        return ["killed"] in self._from_sentinel.lines()
 
     def _nothing_left(self) -> bool:
         if not self._command:

@@ -14,8 +14,8 @@ import signal
 from fencepost.model.command import QUICK
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
-from fencepost.world.strays import chase_children, reap_children
-from fencepost.world.wire import Inbox
+from fencepost.world.strays import kill_newest_children, reap_children
+from fencepost.world.wire import Inbox, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,13 +41,15 @@ class SentinelOrders(NamedTuple):
     still_at: float
     from_wrapper: int
     from_guardian: int
+    to_guardian: int
 
 
 def be_sentinel(orders: SentinelOrders) -> NoReturn:
     """Watch over the guardian, to the end of this process."""
     try:
         be_called("fence-sentinel")
-        let_go_of_all_but(orders.from_wrapper, orders.from_guardian, orders.lifeline)
+        pipes = (orders.from_wrapper, orders.from_guardian, orders.to_guardian)
+        let_go_of_all_but(*pipes, orders.lifeline)
         _Sentinel(orders).stand()
     finally:
         os._exit(0)
@@ -59,7 +61,8 @@ class _Sentinel:
         self._wrapper, self._guardian = Inbox(orders.from_wrapper), Inbox(orders.from_guardian)
         self._spare = (os.getpid(), orders.guardian)
         self._kill_at, self._still_at = orders.kill_at + _AFTER_YOU, orders.still_at + _AFTER_YOU
-        self._still = False
+        self._still = self._killed = False
+        self._to_guardian = orders.to_guardian
 
     def stand(self) -> None:
         """Watch until the guardian says that all is done, or is gone and we have done it."""
@@ -78,12 +81,19 @@ class _Sentinel:
                 return
             nap = _LONGEST_NAP
             if _boottime() >= self._kill_at:  # the guardian should have, and has not
-                self._trail.strike(signal.SIGKILL, spare=self._spare)
+                self._kill()
                 nap = 10 * _GLANCE
             else:
                 self._have_it_still()
             next_at = self._kill_at if self._still else min(self._kill_at, self._still_at)
             self._wait(min(nap, max(next_at - _boottime(), _GLANCE)), bereft=bereft)
+
+    def _kill(self) -> None:
+        """Kill the command; the guardian, which will see it ended, hears of it first."""
+        if not self._killed:
+            self._killed = True
+            tell(self._to_guardian, "killed")
+        self._trail.strike(signal.SIGKILL, spare=self._spare)
 
     def _have_it_still(self) -> None:
         """Have the command stand still where the guardian has not, and undo what we did of it."""
@@ -100,14 +110,18 @@ class _Sentinel:
         poll.poll(seconds * 1000)
 
     def _take_over(self) -> None:
-        """End the command: ask first, kill soon; until nothing is left below us."""
-        kill_at = min(_boottime() + QUICK, self._kill_at)
-        self._trail.strike(signal.SIGTERM, spare=self._spare)
+        """End the command: ask first, kill soon; until nothing is left below us.
+
+        A command that must stand still is not asked: SIGTERM would wake it.
+        """
+        kill_at = min(_boottime() + QUICK, self._kill_at, self._still_at - _AFTER_YOU)
+        if _boottime() < kill_at:
+            self._trail.strike(signal.SIGTERM, spare=self._spare)
         while reap_children()[1] or self._trail.find(spare=self._spare):
             late = _boottime() - kill_at
             if late >= 0:
                 self._trail.strike(signal.SIGKILL, spare=self._spare)
-                chase_children()
+                kill_newest_children()
             # What cannot be killed, such as another user's process, is waited for.
             select.poll().poll(min(max(_GLANCE, late / 10), _LONGEST_NAP) * 1000)
 

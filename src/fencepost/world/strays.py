@@ -93,7 +93,7 @@ class Trail:
         if self._mark in _environment(pid):
             return True
         fds = f"/proc/{pid}/fd"
-        return any(os.readlink(f"{fds}/{fd}") == self._pledge for fd in os.listdir(fds))
+        return any(_target(f"{fds}/{fd}") == self._pledge for fd in os.listdir(fds))
 
 
 def adopt_orphans() -> bool:
@@ -122,17 +122,17 @@ def reap_children() -> tuple[dict[int, int], bool]:
         statuses[pid] = status
 
 
-def strike_group(group: int, signum: int) -> None:
+def strike_group(group: int, signum: int, *, wake: bool = True) -> None:
     """Send a signal to a process group; one that is stopped must wake up to obey SIGTERM."""
     try:
         os.killpg(group, signum)
-        if signum == signal.SIGTERM:
+        if wake and signum == signal.SIGTERM:
             os.killpg(group, signal.SIGCONT)
     except (ProcessLookupError, PermissionError):
         return  # nobody there, or only such as changed their user: those are beyond our reach
 
 
-def chase_children() -> list[Stray]:
+def kill_newest_children() -> list[Stray]:
     """Kill the newest children of this process as soon as they are seen, and return them.
 
     Each process of a chain that keeps forking lives for a moment only, too short for a look at the
@@ -232,6 +232,14 @@ def _is_still(stray: Stray) -> bool:
     except OSError:
         return False
     return (one.born, one.group) == (stray.born, stray.group)
+
+
+def _target(link: str) -> str:
+    """Return what a process has open under a descriptor; nothing if it has just closed it."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
 
 
 def _environment(pid: int) -> bytes:
