@@ -73,7 +73,7 @@ def end_a_child() -> int | None:
 
 def hear(event: JobEvent | LeaseEvent) -> None:
     """Take longer over the event ``cut`` than the process waits for that."""
-    if event.what == "cut":
+    if event.what == "cut" and OPTIONS.get("hears slowly"):
         mark("cut")
         time.sleep(5)
 

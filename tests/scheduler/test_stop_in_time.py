@@ -434,7 +434,7 @@ def test_a_run_that_is_no_longer_its_own_is_told_as_such(tmp_path: Path, face: s
     with stopped(tmp_path, face) as one:
         one.begin()
         with Fencepost(url_of(tmp_path)) as fp:
-            fp.cancel(only_run(tmp_path).key, force=True)
+            fp.cancel(str(only_run(tmp_path).key), force=True)
         one.ask()
         assert one.took() < GRACE + MORE
         assert "the run is no longer its own" in one.told("cut")
@@ -452,7 +452,7 @@ def test_an_error_that_ends_an_instance_is_not_hidden_by_a_stop(tmp_path: Path, 
 
 def test_the_end_of_a_process_is_told_once(tmp_path: Path) -> None:
     owed(tmp_path)
-    with stopped(tmp_path, "blocking") as one:
+    with stopped(tmp_path, "blocking", **{"hears slowly": True}) as one:
         one.begin()
         one.ask()
         assert one.took() < GRACE + MORE
