@@ -321,6 +321,7 @@ def test_a_stop_may_be_lengthened(tmp_path: Path) -> None:
             @fp.job("job", every="1s")
             async def job() -> str:
                 fp.stop(grace=0.2)
+                await asyncio.sleep(0.05)  # the first one is heard
                 fp.stop(grace=60)
                 await asyncio.sleep(0.6)
                 return "done"
@@ -333,6 +334,7 @@ def test_a_stop_may_be_lengthened(tmp_path: Path) -> None:
         @fp.job("other", every="1s")
         async def other() -> str:
             fp.stop(grace=0.2)
+            await asyncio.sleep(0.05)  # the first one is heard
             fp.stop(grace=60)
             await asyncio.sleep(0.6)
             return "done"
