@@ -21,6 +21,7 @@ from fencepost.model.kept import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     import threading
     from collections.abc import Callable, Coroutine
     from typing import Any
@@ -85,27 +86,28 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
     exits: list[SystemExit] = []
     task = loop.create_task(_kept_from_the_loop(work, exits))
     why: list[BaseException] = []
+    timers: list[asyncio.TimerHandle] = []  # at most one
 
-    def stop() -> None:
-        if not why:
-            why.append(why_stopped(course) or _out_of_time(course))
-            task.cancel(str(why[0]))
+    def look() -> None:
+        """Stop the body if there is a reason; else look again when its time is up."""
+        _cancel(timers)
+        if why or task.done():
+            return
+        reason, left = why_stopped(course), course.to_next_limit()
+        if reason is not None:
+            why.append(reason)
+            task.cancel(str(reason))
+        elif left is not None:
+            timers.append(loop.call_later(left, look))
 
     def from_any_thread() -> None:
         with suppress(RuntimeError):  # the loop is closed, and its tasks have ended
-            loop.call_soon_threadsafe(stop)
+            loop.call_soon_threadsafe(look)
 
     course.on_stop += (from_any_thread,)
     course.hold.on_loss += (from_any_thread,)
-    left = course.left()
-    timer = None if left is None else loop.call_later(left, stop)
-
-    def recalled() -> None:
-        with suppress(RuntimeError):  # as above
-            loop.call_soon_threadsafe(lambda: loop.call_later(course.to_recall(), stop))
-
-    course.on_recall += (recalled,)  # before we look: a recall comes from any thread
-    recall = None if course.recall_at is None else loop.call_later(course.to_recall(), stop)
+    course.on_recall += (from_any_thread,)  # before we look: a recall comes from any thread
+    loop.call_soon(look)
     try:
         result = await task
     except asyncio.CancelledError as error:
@@ -114,14 +116,17 @@ async def supervised(course: Course, work: Callable[[], Coroutine[Any, Any, Any]
         _refuse_cancelled_from_within(error)
         raise  # somebody else cancelled us
     finally:
-        for planned in (timer, recall):
-            if planned is not None:
-                planned.cancel()
+        _cancel(timers)
         course.on_stop = tuple(one for one in course.on_stop if one is not from_any_thread)
-        course.on_recall = tuple(one for one in course.on_recall if one is not recalled)
+        course.on_recall = tuple(one for one in course.on_recall if one is not from_any_thread)
     if exits:
         raise exits[0]
     return result
+
+
+def _cancel(timers: list[asyncio.TimerHandle]) -> None:
+    while timers:
+        timers.pop().cancel()
 
 
 def _refuse_cancelled_from_within(error: BaseException) -> None:

@@ -36,27 +36,27 @@ async def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = TaskCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    heard: Signals | None = None
+    heard = Signals(scheduling, crew)
     bell, hearing = Bell(world), None
     bells: asyncio.Task[None] | None = None
     try:
         if signals:
-            # By a handler of our own, which is called also while a body blocks the loop.
-            heard = Signals(scheduling, crew, crew.stop_soon)
+            heard.listen()  # and not the loop, which a body may block
         if alarms is not None:
             flow = ring(alarms, bell, emit=scheduling.emit, look=scheduling.pace.look)
             bells = asyncio.create_task(flow)
         hearing = Hearing(scheduling, crew, bell)
-        await serve(Doors(world, working.ledger), scheduling.office, crew)
+        with heard.keep_error():
+            await serve(Doors(world, working.ledger), scheduling.office, crew)
     finally:
         bell.stop()
         if hearing is not None:
             hearing.close()
         try:
-            await _ended(crew, bells)
+            with heard.keep_error():
+                await _ended(crew, bells)
         finally:
-            if heard is not None:
-                heard.close(busy=crew.busy or (bells is not None and not bells.done()))
+            heard.close(busy=crew.busy or (bells is not None and not bells.done()))
             scheduling.crew = None
             crew.gone.set()
 

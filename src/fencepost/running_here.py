@@ -40,24 +40,25 @@ def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = ThreadCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    heard: Signals | None = None
+    heard = Signals(scheduling, crew)
     bells: _Bells | None = None
     hearing: Hearing | None = None
     try:
         if signals:
-            heard = Signals(scheduling, crew, crew.stop)
+            heard.listen()
         if alarms is not None:
             bells = _Bells(scheduling, alarms)
         hearing = Hearing(scheduling, crew, None if bells is None else bells.bell)
-        finish(serve(Doors(world, working.ledger), scheduling.office, crew))
+        with heard.keep_error():
+            finish(serve(Doors(world, working.ledger), scheduling.office, crew))
     finally:
         if hearing is not None:
             hearing.close()
         try:
-            _end(crew, bells)
+            with heard.keep_error():
+                _end(crew, bells)
         finally:
-            if heard is not None:
-                heard.close(busy=crew.busy or (bells is not None and bells.busy))
+            heard.close(busy=crew.busy or (bells is not None and bells.busy))
             scheduling.crew = None
             crew.gone.set()
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
-    from fencepost.flows.course import Course
     from fencepost.flows.serve import Office
     from fencepost.holding import Holding
     from fencepost.jobs import Job
@@ -114,10 +113,6 @@ class Scheduling:
         for nonce in list(self.working.courses):
             if cancel_word(nonce) == word:
                 self._holding.keeper.charges.hurry(nonce)
-
-    def tell_soon(self, course: Course) -> None:
-        """Have the keeper of an attempt tell the ledger now what there is to be told."""
-        self._holding.keeper.charges.hurry(course.hold.nonce)
 
     def emit(self, event: JobEvent) -> None:
         """Tell whoever listens."""

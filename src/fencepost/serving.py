@@ -100,6 +100,12 @@ class Serving:
             known = self._apart[job.name] = (now, self._working.can_be_apart(job))
         return known[1]
 
+    def recall(self, at: float) -> None:
+        """Have each attempt give its run back at ``at``, and its keeper tell the ledger now."""
+        for course in list(self._working.courses.values()):
+            course.recall(at)
+            self._holding.keeper.charges.hurry(course.hold.nonce)
+
     def tell(self, event: JobEvent) -> None:
         """Tell whoever listens."""
         self._holding.emit(event)
@@ -203,7 +209,6 @@ class ThreadCrew:
         self._precedence = Precedence()  # of the one who serves
         self._hands = Hands(size, self._work, self._precedence.stand_back)
         self._asks = self._stopped  # bound once, and not for each of many runs
-        # Of all that can wake a thread, this alone may be used by a handler of signals.
         self._ends: SimpleQueue[Parked | None] = SimpleQueue()
         self._parked: deque[Parked] = deque()
         self._begun = self._over = 0
@@ -319,13 +324,12 @@ class ThreadCrew:
         self._ends.put(None)
 
     def stop(self, grace: float) -> None:
-        """Begin nothing more, and give back what has not ended after ``grace``."""
+        """Begin nothing more, and give back what has not ended after ``grace``; from any thread."""
         self.recall_at = self._world.clocks.boottime() + grace
         self._wait_until = self.recall_at + SETTLE
         self.stopping = True
-        for course in list(self._working.courses.values()):
-            course.recall(self.recall_at)
-        self._ends.put(None)
+        self._serving.recall(self.recall_at)
+        self.wake()
 
     def left(self) -> float:
         """Say how many seconds an instance that is to stop may still wait."""

@@ -87,17 +87,12 @@ class TaskCrew:
             self._loop.call_soon_threadsafe(self._signal.set)
 
     def stop(self, grace: float) -> None:
-        """Begin nothing more, and give back what has not ended after ``grace``."""
+        """Begin nothing more, and give back what has not ended after ``grace``; from any thread."""
         self.recall_at = self._world.clocks.boottime() + grace
         self._wait_until = self.recall_at + SETTLE
         self.stopping = True
-        for course in list(self._working.courses.values()):
-            course.recall(self.recall_at)
-        self._signal.set()
-
-    def stop_soon(self, grace: float) -> None:
-        """Do the same as soon as the loop goes on: for a handler of signals."""
-        self._loop.call_soon_threadsafe(self.stop, grace)
+        self._serving.recall(self.recall_at)
+        self.wake()
 
     def left(self) -> float:
         """Say how many seconds an instance that is to stop may still wait."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
-from queue import Empty, SimpleQueue
+from contextlib import contextmanager, suppress
+from functools import partial
 
 from fencepost.flows.serve import unrecorded
 from fencepost.model.event import JobEvent
+from fencepost.model.policy import OnLoss
 from fencepost.serving import SETTLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any, NoReturn
 
@@ -32,8 +35,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How much longer than the crew the process waits: for those who come to an end by themselves.
 _SPARE = 0.2
 # How long it takes at most to say what was cut: a pipe that nobody reads must not keep us.
-_TELLING = 0.1
+_TELLING = 0.25
+# Our handler adds this to the number of a signal; the interpreter sends the number as it is.
+_HANDLED = 0x80
 _CUT = "its body did not end within the grace and ended with the process: "
+_LOST = "its lease was lost before, and the run is no longer its own"
+_CANCELLED = "the run is recorded as cancelled"
+_FAILED = "the run is recorded as failed (lost), because its job has on_loss='fail'"
 _RECORDED = "the run is resumed by the next instance, and no loss is counted"
 _UNKNOWN = "the ledger was away, so a loss is counted when the next instance resumes the run"
 
@@ -41,46 +49,82 @@ _UNKNOWN = "the ledger was away, so a loss is counted when the next instance res
 class Signals:
     """What SIGTERM and SIGINT do while an instance runs in the main thread of a process.
 
-    The first one stops the crew, by ``stop``, within its grace; the second one at once. A third one
-    is left to those who handled it before.
+    The first one stops the crew within its grace; the second one at once. A third one is left to
+    the handler that was there before.
+
+    Python calls a handler only between two instructions of the main thread, which may be inside of
+    a long call. So the interpreter also writes each signal to a socket, the moment it arrives, and
+    a thread of our own reads it. Another part of the program may want that for itself
+    (``signal.set_wakeup_fd``): then our handler alone tells the thread.
     """
 
-    def __init__(
-        self, scheduling: Scheduling, crew: ThreadCrew | TaskCrew, stop: Callable[[float], None]
-    ) -> None:
-        self._scheduling, self._crew, self._stop = scheduling, crew, stop
+    def __init__(self, scheduling: Scheduling, crew: ThreadCrew | TaskCrew) -> None:
+        self._scheduling, self._crew = scheduling, crew
         self._clock = scheduling.world.clocks.boottime
-        self.ordered = False  # whether one has come
+        self._ordered = False  # whether a signal has come
+        self._handled = False  # whether our handler was called
+        self._error: Exception | None = None
         self._before: dict[int, Any] = {}
-        # Of all that can wake a thread, this alone may be used by a handler of signals.
-        self._orders: SimpleQueue[float | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._ending = threading.Lock()
+        self._pipe: tuple[socket.socket, socket.socket] | None = None
+
+    def listen(self) -> None:
+        """Handle signals from now on; only the main thread of a process can."""
         if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may say what a signal does
+            return
+        reader, writer = self._pipe = socket.socketpair()
+        _listening.append(self)
+        writer.settimeout(0)
         # Started now: when it is needed there may be no thread to be had.
-        self._thread = threading.Thread(target=self._watch, name="fencepost-stop", daemon=True)
-        self._thread.start()
+        watch = partial(self._watch, reader)
+        threading.Thread(target=watch, name="fencepost-stop", daemon=True).start()
+        former = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if former != -1:
+            signal.set_wakeup_fd(former)
         for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._heard)
+            self._before[number] = signal.signal(number, self._handle)
+
+    @contextmanager
+    def keep_error(self) -> Iterator[None]:
+        """Keep the error that ends the instance: should the process end first, it is printed."""
+        try:
+            yield
+        except Exception as error:
+            self._error = error
+            raise
 
     def close(self, *, busy: bool) -> None:
-        """Leave signals to those who handled them before, and have the process live on.
+        """Leave signals to the handlers that were there before, and have the process live on.
 
         Not so if one has ordered a stop and bodies are still ``busy``: then the process ends here.
         """
-        if self._thread is None:
+        if self._pipe is None:
             return
-        if self.ordered and busy:
+        if self._ordered and busy:
             self._end()
-        self._orders.put(None)
-        self._restore()
+        _listening.remove(self)
+        self.leave()
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        again, self.ordered = self.ordered or self._crew.stopping, True
-        grace = 0.0 if again else self._crew.grace
-        self._orders.put(self._clock() + grace)
-        self._stop(grace)
+    def leave(self) -> None:
+        """Handle no more signals. A forked child has only copies, and its parent goes on."""
+        if self._pipe is None:
+            return
+        self._restore()
+        reader, writer = self._pipe
+        self._pipe = None
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, writer.fileno()):
+            signal.set_wakeup_fd(current)
+        writer.close()  # the thread reads the end of it, and ends
+        if os.getpid() != self._crew.pid:
+            reader.close()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        again, self._handled, self._ordered = self._handled, True, True
+        if self._pipe is not None:
+            with suppress(BlockingIOError):  # it is full of signals, and one more changes nothing
+                self._pipe[1].send(bytes([number + _HANDLED]))
         if again:
             self._restore()
 
@@ -91,45 +135,97 @@ class Signals:
 
     # In a thread of its own.
 
-    def _watch(self) -> None:
+    def _watch(self, reader: socket.socket) -> None:
         """End the process once its time is up, unless the instance has ended by then."""
-        left: float | None = None
-        while True:
-            try:
-                order = self._orders.get(timeout=left)
-            except Empty:
-                self._end()
-            if order is None:
-                return
-            self._pass_on(order)
-            left = max(0.0, order + SETTLE + _SPARE - self._clock())
+        end: float | None = None
+        handling: set[int] = set()  # signals of which we know before our handler is called
+        with reader:
+            while True:
+                reader.settimeout(None if end is None else max(0.001, end - self._clock()))
+                try:
+                    told = reader.recv(1)
+                except TimeoutError:
+                    self._end()
+                if not told:
+                    return
+                number, handled = told[0] % _HANDLED, told[0] >= _HANDLED
+                if handled and number in handling:
+                    handling.remove(number)
+                elif number in _SIGNALS:
+                    if not handled:
+                        handling.add(number)
+                    limit = self._order_stop()
+                    end = limit if end is None else min(end, limit)
 
-    def _pass_on(self, recall_at: float) -> None:
-        """Have the order told to each attempt, and by its keeper to the ledger."""
-        for course in self._courses():
-            course.recall(recall_at)
-            self._scheduling.tell_soon(course)
+    def _order_stop(self) -> float:
+        """Stop the crew; return when the process is to end."""
+        self._ordered = True
+        grace = 0.0 if self._crew.stopping else self._crew.grace
+        limit = self._clock() + grace + SETTLE + _SPARE
+        self._crew.stop(grace)
+        return limit
 
     def _end(self) -> NoReturn:
-        """End the process, and say what ends with it."""
-        teller = threading.Thread(target=self._tell, daemon=True)
-        try:
-            teller.start()
-            teller.join(_TELLING)
-        finally:
-            os._exit(0)
+        """End the process, and say what ends with it; the first thread that comes here does."""
+        with self._ending:
+            teller = threading.Thread(target=self._tell, daemon=True)
+            try:
+                teller.start()
+                teller.join(_TELLING)
+            finally:
+                os._exit(0 if self._error is None else 1)
 
     def _tell(self) -> None:
-        for course in self._courses():
+        error = self._error
+        if error is not None:
+            sys.excepthook(type(error), error, error.__traceback__)
+        for course in list(self._scheduling.working.courses.values()):
             if course.ended is not None:
                 self._scheduling.emit(unrecorded(course.attempt, course.ended))
             elif not course.handed_off:
-                note = _CUT + (_RECORDED if course.ordered else _UNKNOWN)
-                key, about = course.run.key, (("note", note),)
+                key, about = course.run.key, (("note", _CUT + _fate(course)),)
                 token = course.attempt.token
                 self._scheduling.emit(JobEvent("cut", key.job, str(key), token, about))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 
-    def _courses(self) -> list[Course]:
-        return list(self._scheduling.working.courses.values())
+
+def _fate(course: Course) -> str:
+    """Say what becomes of the run of an attempt that ends with its process."""
+    if course.hold.why_lost is not None or course.ordered is False:
+        return _LOST
+    if course.cancelled:
+        return _CANCELLED
+    if course.policy.on_loss is OnLoss.FAIL:
+        return _FAILED
+    return _RECORDED if course.ordered else _UNKNOWN
+
+
+# A forked child has our handlers, no thread of ours, and the same socket: a signal to the child
+# would order its parent to stop. So it leaves the signals before it can receive one.
+
+_listening: list[Signals] = []
+_masks = threading.local()
+
+
+def _before_fork() -> None:
+    if _listening:
+        _masks.former = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork() -> None:
+    former = _masks.__dict__.pop("former", None)
+    if former is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _after_fork_in_child() -> None:
+    while _listening:
+        _listening.pop().leave()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where there is no fork
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )

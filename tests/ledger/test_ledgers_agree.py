@@ -421,6 +421,21 @@ def test_ledgers_agree_that_a_run_which_was_ordered_to_stop_is_no_loss(
     assert (again.run.losses, again.run.releases, again.run.reason) == (0, 1, "")  # type: ignore[attr-defined]
 
 
+@everywhere
+def test_ledgers_agree_whether_an_order_to_stop_is_on_record(
+    agreed: Callable[..., list[object]],
+) -> None:
+    key, policy, order = RunKey("bills", 1_000), Policy(), ("order_stop", 0)
+    ask, older = ("claim", key, policy, "", 4), ("order_stop", 5)
+    _, first, again, _, _, taken = agreed(ask, order, order, ("pass", 31.0), ask, older)
+    assert (first, again, taken) == (True, True, False)
+    _, _, handed_off = agreed(ask, ("hand_over", 0, 20.0), order)
+    assert handed_off is False
+    done = ("finish", 0, Settled(State.SUCCEEDED, ""), Report())
+    _, _, ended = agreed(ask, done, order)
+    assert ended is False
+
+
 def test_a_run_that_goes_on_under_another_permit_has_a_higher_token_though_the_clock_fell() -> None:
     policy, one = Policy(overlap=Overlap.ALLOW, max_concurrent=2), RunKey("bills", 1_000)
     clocks = StillClocks()

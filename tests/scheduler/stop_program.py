@@ -6,16 +6,21 @@ python stop_program.py URL FOLDER FACE OPTIONS
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import multiprocessing
 import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from fencepost import AsyncFencepost, Fencepost
+from fencepost.serving import ThreadCrew
+from fencepost.serving_aio import TaskCrew
 
 if TYPE_CHECKING:
     from fencepost import Run
+    from fencepost.model.event import JobEvent, LeaseEvent
 
 if __name__ == "__main__":
     URL, FOLDER, FACE, OPTIONS = *sys.argv[1:4], json.loads(sys.argv[4])
@@ -46,6 +51,45 @@ def body() -> str:
     return "late"
 
 
+def wait_in_c() -> None:
+    """Wait in one call of C for a mutex that nobody unlocks: no signal interrupts it."""
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    libc.pthread_mutex_lock(mutex)
+    mark("began")
+    libc.pthread_mutex_lock(mutex)
+
+
+def end_a_child() -> int | None:
+    """Fork a child that sleeps, end it by SIGTERM, and return its exit code."""
+    mark("began")
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,))
+    child.start()
+    child.terminate()
+    child.join(5)
+    code = child.exitcode
+    child.kill()
+    return code
+
+
+def hear(event: JobEvent | LeaseEvent) -> None:
+    """Take longer over the event ``cut`` than the process waits for that."""
+    if event.what == "cut" and OPTIONS.get("hears slowly"):
+        mark("cut")
+        time.sleep(5)
+
+
+def break_when_stopping(crew: type[Any]) -> None:
+    """Have the task or thread that serves raise once a stop is ordered."""
+    rest = crew.rest
+
+    async def broken(self: Any, seconds: float) -> None:
+        await rest(self, seconds)
+        if self.stopping:
+            raise RuntimeError("the instance broke")
+
+    crew.rest = broken
+
+
 def declared(fp: Fencepost | AsyncFencepost) -> None:
     if OPTIONS["body"] == "alarm":
         fp.alarm("ring")(body)
@@ -64,24 +108,35 @@ def declared(fp: Fencepost | AsyncFencepost) -> None:
             body()
 
         fp.job("steps", **POLICIES)(blocks)
+    elif OPTIONS["body"] == "waits in C":
+
+        async def waits() -> None:
+            wait_in_c()
+
+        fp.job("steps", **POLICIES)(waits)
+    elif OPTIONS["body"] == "ends a child":
+        fp.job("steps", **POLICIES)(end_a_child)
     else:
         fp.job("steps", **{**POLICIES, **OPTIONS.get("policies", {})})(body)
 
 
 def blocking() -> None:
-    with Fencepost(URL) as fp:
+    with Fencepost(URL, on_event=hear) as fp:
         declared(fp)
         fp.run(grace=OPTIONS["grace"])
         mark("returned")
 
 
 async def aio() -> None:
-    async with AsyncFencepost(URL) as fp:
+    async with AsyncFencepost(URL, on_event=hear) as fp:
         declared(fp)
         await fp.run(grace=OPTIONS["grace"])
         mark("returned")
 
 
+if OPTIONS.get("breaks"):
+    break_when_stopping(ThreadCrew)
+    break_when_stopping(TaskCrew)
 if FACE == "up":
     fp = Fencepost(URL)
     declared(fp)

@@ -312,3 +312,33 @@ def test_a_task_that_stops_its_instance_goes_on_beside_a_body_that_hears_nothing
     with Fencepost(url_of(tmp_path)) as fp:
         run = fp.runs("job")[-1]
     assert (run.state, run.result, run.starts, run.losses) == (State.SUCCEEDED, '"done"', 1, 0)
+
+
+def test_a_stop_may_be_lengthened(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncFencepost(url_of(tmp_path)) as fp:
+
+            @fp.job("job", every="1s")
+            async def job() -> str:
+                fp.stop(grace=0.2)
+                await asyncio.sleep(0.05)  # the first one is heard
+                fp.stop(grace=60)
+                await asyncio.sleep(0.6)
+                return "done"
+
+            await asyncio.wait_for(fp.run(signals=False), 30)
+
+    asyncio.run(main())
+    with Fencepost(url_of(tmp_path)) as fp:
+
+        @fp.job("other", every="1s")
+        async def other() -> str:
+            fp.stop(grace=0.2)
+            await asyncio.sleep(0.05)  # the first one is heard
+            fp.stop(grace=60)
+            await asyncio.sleep(0.6)
+            return "done"
+
+        fp.run(signals=False)
+        runs = [*fp.runs("job"), *fp.runs("other")]
+    assert [(run.state, run.result) for run in runs] == [(State.SUCCEEDED, '"done"')] * 2

@@ -162,18 +162,20 @@ class WritesWhatItRead(_MemoryDesk):
 
 
 class KeepsNoOrders(MemoryLedger):
-    async def order_stop(self, attempt: Attempt) -> None:
+    async def order_stop(self, attempt: Attempt) -> bool:
         del attempt
+        return True
 
 
 # 13. "on SIGTERM: release everything", while the thread is still at it.
 
 
 class ReleasesAtOnce(MemoryLedger):
-    async def order_stop(self, attempt: Attempt) -> None:
-        await super().order_stop(attempt)
+    async def order_stop(self, attempt: Attempt) -> bool:
+        ordered = await super().order_stop(attempt)
         with self.leases.turn:
             self.leases.end(attempt.lease, attempt.nonce)
+        return ordered
 
 
 # Each bug, and the promise that it breaks.

@@ -71,7 +71,8 @@ class Course:
     cancelled = False
     recalled = False  # whether it is to be given back as soon as its checkpoint is kept
     recall_at: float | None = None  # and when at the latest, on the boot-time clock
-    ordered = False  # whether the ledger has it that the process of the attempt is to stop
+    # Whether the ledger has it that the process of the attempt is to stop; None if not known.
+    ordered: bool | None = None
     stuck = False
     settled = False  # whether the claim is on the disk, as far as we have seen to it
     transacting: frozenset[object] = frozenset()  # threads or tasks that have a transaction open
@@ -153,9 +154,10 @@ class Course:
         """Whether it should have been given back by now."""
         return self.recall_at is not None and self._boottime() >= self.recall_at
 
-    def to_recall(self) -> float:
-        """Return how many seconds are left until it must be given back."""
-        return max(0.0, (self.recall_at or 0.0) - self._boottime())
+    def to_next_limit(self) -> float | None:
+        """Return how many seconds are left until its time is up or it must be given back."""
+        limits = [at for at in (self.deadline, self.recall_at) if at is not None]
+        return max(0.0, min(limits) - self._boottime()) if limits else None
 
     def recall(self, at: float) -> None:
         """Have the run given back with its next checkpoint, or when it is asked about at ``at``."""
@@ -298,9 +300,8 @@ class Course:
             if ledger.abilities.settles:
                 await ledger.sync()  # from here on not even a power cut forgets that it began
             self.settled = True
-        if self.recalled and not self.ordered and not self.handed_off:
-            await ledger.order_stop(self.attempt)
-            self.ordered = True
+        if self.recalled and self.ordered is None and not self.handed_off:
+            self.ordered = await ledger.order_stop(self.attempt)
         late = self.deadline is not None and (
             self._boottime() >= self.deadline + self.policy.cancel_grace
         )

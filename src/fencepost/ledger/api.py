@@ -138,8 +138,10 @@ class Ledger(Protocol):
         meanwhile, by the one to whom it was given, nothing is left to do, and that is fine.
         """
 
-    async def order_stop(self, attempt: Attempt) -> None:
+    async def order_stop(self, attempt: Attempt) -> bool:
         """Keep that the process of the attempt was ordered to stop; its lease stays as it is.
+
+        Return whether that is on record.
 
         Who then finds the lease free resumes the run without counting a loss. Nothing changes for
         an attempt that has ended, is another's by now, or was handed off.

@@ -136,9 +136,10 @@ class DraftLedger(Doors):
         """Entrust the attempt to whoever knows its token."""
         await self._world.call(self._hand_over, attempt, ttl)
 
-    async def order_stop(self, attempt: Attempt) -> None:
+    async def order_stop(self, attempt: Attempt) -> bool:
         """Keep that the process of the attempt was ordered to stop."""
-        await self._world.call(self.changed, self._sql.ORDER_STOP, self.own(attempt))
+        values = self.own(attempt)
+        return bool(await self._world.call(self.changed, self._sql.ORDER_STOP, values))
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False

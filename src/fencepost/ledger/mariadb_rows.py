@@ -208,10 +208,13 @@ SELECT namespace, job, slot, `manual`, rerun, beat_at, '{HANDED_OFF}', token, :h
 )
 
 # Whoever finds the lease free resumes the run, and counts no loss.
-ORDER_STOP = said(f"""
+ORDER_STOP = said(
+    f"""
 UPDATE fencepost_run AS run
    SET run.reason = '{STOPPING}', run.edition = run.edition + 1
- WHERE {OURS} AND run.reason = ''""")
+ WHERE {OURS} AND run.reason <> '{HANDED_OFF}'""",
+    f"SELECT 1 FROM fencepost_run AS run WHERE {OURS} AND run.reason = '{STOPPING}'",
+)
 
 TELL = said(f"""
 INSERT INTO fencepost_event (namespace, {_EVENT_COLUMNS})

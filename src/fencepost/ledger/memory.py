@@ -199,14 +199,16 @@ class MemoryLedger:
                 self._tell(run, HANDED_OFF, now=now)
             self.put(run._replace(reason=HANDED_OFF, beat_at=now))
 
-    async def order_stop(self, attempt: Attempt) -> None:
+    async def order_stop(self, attempt: Attempt) -> bool:
         """Keep that the process of the attempt was ordered to stop."""
         with self.leases.turn:
             run = self.books.runs.get(attempt.key)
-            if run is None or run.state is not State.RUNNING or run.reason:
-                return
-            if (run.token, run.holder.nonce) == (attempt.token, attempt.nonce):
-                self.put(run._replace(reason=STOPPING))
+            if run is None or run.state is not State.RUNNING or run.handed_off:
+                return False
+            if (run.token, run.holder.nonce) != (attempt.token, attempt.nonce):
+                return False
+            self.put(run._replace(reason=STOPPING))
+            return True
 
     async def cancel(
         self, key: RunKey, *, force: bool, operator: str, only_waiting: bool = False

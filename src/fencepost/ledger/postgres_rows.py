@@ -204,7 +204,8 @@ SELECT EXISTS (SELECT 1 FROM ours) FROM known""")
 ORDER_STOP = said(f"""
 UPDATE fencepost_run
    SET reason = '{STOPPING}'
- WHERE {OURS} AND reason = ''""")
+ WHERE {OURS} AND reason <> '{HANDED_OFF}'
+RETURNING 1""")
 
 TELL = said(f"""
 INSERT INTO fencepost_event (namespace, job, slot, manual, rerun, at, what, token, holder, detail)

@@ -159,9 +159,9 @@ class SqliteLedger:
         """Entrust the attempt to whoever knows its token."""
         await self._world.call(self._hand_over, attempt, ttl)
 
-    async def order_stop(self, attempt: Attempt) -> None:
+    async def order_stop(self, attempt: Attempt) -> bool:
         """Keep that the process of the attempt was ordered to stop."""
-        await self._world.call(
+        return await self._world.call(
             self.written,
             lambda db: self.books.order_stop(db, attempt),
             True,  # noqa: FBT003 -- as above

@@ -381,9 +381,9 @@ class SqliteBooks:
         db.execute(sql.HAND_OVER, (now, *self._key(attempt)))
         return None
 
-    def order_stop(self, db: Connection, attempt: Attempt) -> None:
+    def order_stop(self, db: Connection, attempt: Attempt) -> bool:
         """Keep that the process of the attempt was ordered to stop."""
-        db.execute(sql.ORDER_STOP, self._key(attempt))
+        return db.execute(sql.ORDER_STOP, self._key(attempt)).rowcount > 0
 
     def cancel(
         self, db: Connection, key: RunKey, operator: str, *, force: bool, only_waiting: bool

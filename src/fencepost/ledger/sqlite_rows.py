@@ -83,7 +83,7 @@ UPDATE fencepost_run
 ORDER_STOP = f"""
 UPDATE fencepost_run
    SET reason = '{STOPPING}'
- WHERE {_OURS} AND reason = ''"""
+ WHERE {_OURS} AND reason <> '{HANDED_OFF}'"""
 
 # What differs from the last checkpoint is progress: losses in a row are forgotten. What arrives
 # after a later save changes neither.

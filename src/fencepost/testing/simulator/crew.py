@@ -109,10 +109,11 @@ class SimulatedCrew:
 
     async def _order(self, attempt: Attempt) -> None:
         try:
-            await self._ledger.order_stop(attempt)
+            ordered = await self._ledger.order_stop(attempt)
         except (OutcomeUnknown, StoreUnavailable):
             return  # if its process ends now, that is a loss
-        self._note("ordered", attempt)
+        if ordered:
+            self._note("ordered", attempt)
 
     async def _carry_out(self, begun: Begun, run: RunRecord, attempt: Attempt, sent: float) -> None:
         grant = begun.claimed.grant

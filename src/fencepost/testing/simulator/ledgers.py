@@ -288,7 +288,7 @@ class RemoteLedger:
         """Entrust the attempt to somebody else."""
         return self._plainly(lambda ledger: ledger.hand_over(attempt, ttl=ttl))
 
-    def order_stop(self, attempt: Attempt) -> Flow[None]:
+    def order_stop(self, attempt: Attempt) -> Flow[bool]:
         """Say that the process is to stop."""
         return self._plainly(lambda ledger: ledger.order_stop(attempt))
 
