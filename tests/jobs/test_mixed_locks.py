@@ -164,6 +164,34 @@ def test_a_plain_lock_waits_until_no_run_has_a_permit(url: str) -> None:
         waiter.join(20)
 
 
+def test_a_plain_lock_that_waits_is_not_served_while_a_run_keeps_its_mark(url: str) -> None:
+    world, got = BlockingWorld(), threading.Event()
+    with working(url) as (fp, work), closing_store(url, world) as store:
+
+        def wait() -> None:
+            with fp.lock("shared", wait="60s"):
+                got.set()
+
+        work.begin("beside")
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(12):
+            finish(divide(store, "shared", limit=2, nonce=world.nonce()))
+            assert not got.wait(0.05)
+        work.end()
+        assert got.wait(30)
+        waiter.join(30)
+
+
+@contextmanager
+def closing_store(url: str, world: BlockingWorld) -> Iterator[LeaseStore]:
+    store = open_store(url, world, namespace="default")
+    try:
+        yield store
+    finally:
+        finish(store.close())
+
+
 def test_nobody_is_shown_to_have_a_lock_that_only_had_permits(url: str) -> None:
     with working(url) as (fp, work):
         work.begin("beside")
@@ -376,6 +404,99 @@ fp.trigger("beside", manual=True)
         with pytest.raises(LeaseHeld), other.lock("shared"):
             pass
         assert work.at_work == ["beside"]
+
+
+class Visits:
+    """Who is inside, as those say who are."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.counts = dict.fromkeys(kinds, 0)
+        self.wrong: list[list[str]] = []
+        self._inside: list[str] = []
+        self._turn = threading.Lock()
+
+    def visit(self, kind: str) -> None:
+        """Be inside for a moment, and look at who else is."""
+        with self._turn:
+            self._inside.append(kind)
+            if set(self._inside) != {"beside"} and len(self._inside) > 1:
+                self.wrong.append(list(self._inside))
+        threading.Event().wait(0.01)
+        with self._turn:
+            self._inside.remove(kind)
+            self.counts[kind] += 1
+
+    def enough(self) -> bool:
+        """Say whether each kind was inside often enough."""
+        return min(self.counts.values()) >= ENOUGH
+
+
+# Each with the permits of its job, if it has one.
+VISITORS = [(kind, most) for kind in ("beside", "waits") for most in (1, 2, 3)] + [("plain", 0)]
+KINDS: list[type[Any] | None] = [Valkey, Etcd, Postgres, ZooKeeper, None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plain_lock_that_waits_is_not_served_while_other_runs_begin(
+    kind: type[Valkey | Etcd | Postgres | ZooKeeper] | None, tmp_path: Path
+) -> None:
+    elsewhere = f"sqlite:///{tmp_path}/leases.db" if kind is None else shared(kind).url()
+    ledger, space, got = f"sqlite:///{tmp_path}/ledger.db", tmp_path.name, threading.Event()
+    with (
+        Fencepost(elsewhere, namespace=space) as other,
+        working(ledger, leases=elsewhere, namespace=space) as (fp, work),
+    ):
+        fp.job("brief", lock="shared", overlap="allow", max_concurrent=2)(lambda: None)
+
+        def wait() -> None:
+            with other.lock("shared", wait="60s"):
+                got.set()
+
+        work.begin("beside")
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(12):
+            assert fp.trigger("brief", manual=True).status == "succeeded"
+            assert not got.wait(0.1)
+        work.end()
+        assert got.wait(30)
+        waiter.join(30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_permits_and_plain_locks_elsewhere_come_and_go_and_never_meet(
+    kind: type[Valkey | Etcd | Postgres | ZooKeeper] | None, tmp_path: Path
+) -> None:
+    elsewhere = f"sqlite:///{tmp_path}/leases.db" if kind is None else shared(kind).url()
+    ledger, space = f"sqlite:///{tmp_path}/ledger.db", tmp_path.name
+    visits, end = Visits("beside", "plain", "waits"), time.monotonic() + 40
+
+    def visitor(who: str, fp: Fencepost, most: int) -> None:
+        dice, wait = random.Random(f"{who}{most}"), "300ms" if who == "waits" else None
+        while not visits.enough() and time.monotonic() < end:
+            if who == "beside":
+                fp.trigger(f"beside {most}", manual=True)
+            else:
+                with suppress(LeaseHeld), fp.lock("shared", wait=wait):
+                    visits.visit(who)
+            time.sleep(dice.uniform(0, 0.05))
+
+    with ExitStack() as stack:
+        threads = []
+        for who, most in VISITORS:
+            where: dict[str, Any] = {"leases": elsewhere} if who == "beside" else {}
+            url = ledger if who == "beside" else elsewhere
+            fp = stack.enter_context(Fencepost(url, namespace=space, **where))
+            if who == "beside":
+                job = fp.job(f"beside {most}", lock="shared", overlap="allow", max_concurrent=most)
+                job(lambda: visits.visit("beside"))
+            threads.append(threading.Thread(target=visitor, args=(who, fp, most)))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(80)
+    assert visits.wrong == []
+    assert visits.enough(), visits.counts
 
 
 # What is proven.
