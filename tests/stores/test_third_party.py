@@ -12,6 +12,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import LeaseHeld, LeaseLost, MissingExtra, TokenStale
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import Grant, Holder, View, checked_ttl
 from fencepost.model.name import well_formed
 from fencepost.stores.api import Capabilities
@@ -52,7 +53,11 @@ class JsonStore:
                 if lease["expires"] > now:
                     lease["expires"] = now + ttl
                     return Grant(lease["token"], ttl, adopted=True)
-            if lease and lease["held"] and lease["expires"] > now:
+            held = lease and lease["held"] and lease["expires"] > now
+            before = Holder(lease["nonce"], lease["host"], lease["pid"]) if held else holder
+            if held and is_mark(before) and is_mark(holder):
+                holder = in_place_of(before, holder)
+            elif held:
                 raise LeaseHeld(
                     name,
                     holder=f"{lease['host']} pid {lease['pid']}",
