@@ -53,17 +53,16 @@ class JsonStore:
                 if lease["expires"] > now:
                     lease["expires"] = now + ttl
                     return Grant(lease["token"], ttl, adopted=True)
-            held = lease and lease["held"] and lease["expires"] > now
-            before = Holder(lease["nonce"], lease["host"], lease["pid"]) if held else holder
-            if held and is_mark(before) and is_mark(holder):
+            if lease and lease["held"] and lease["expires"] > now:
+                before = Holder(lease["nonce"], lease["host"], lease["pid"])
+                if not (is_mark(before) and is_mark(holder)):
+                    raise LeaseHeld(
+                        name,
+                        holder=str(before),
+                        token=lease["token"],
+                        expires_in=lease["expires"] - now,
+                    )
                 holder = in_place_of(before, holder)
-            elif held:
-                raise LeaseHeld(
-                    name,
-                    holder=f"{lease['host']} pid {lease['pid']}",
-                    token=lease["token"],
-                    expires_in=lease["expires"] - now,
-                )
             token = self._next(leases)
             leases[key] = {
                 "name": well_formed(name),
