@@ -8,7 +8,10 @@ import pytest
 from faultlab import fencepost, until, url_of
 
 from fencepost import Fencepost, LeaseHeld, OutcomeUnknown, StoreUnavailable, TokenRegressed
+from fencepost.flows.divide import divide
 from fencepost.stores.sqlite import SqliteStore
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.flow import finish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -167,3 +170,17 @@ def test_who_gave_up_waiting_is_told_who_has_it(cable: Cable) -> None:
         with pytest.raises(LeaseHeld) as refused:
             other.lock("x", wait="0.3s").acquire()
         assert refused.value.token == lease.token
+
+
+@pytest.mark.parametrize("wait", ["0s", "5s"])
+def test_a_mark_whose_removal_was_not_answered_is_asked_about_again(
+    cable: Cable, wait: str
+) -> None:
+    world = BlockingWorld()
+    store = cable.opened(world, "default")
+    finish(divide(store, "x", limit=2, nonce=world.nonce()))
+    with Fencepost(cable.opened) as fp:
+        cable.cuts["release"] = 2
+        with fp.lock("x", wait=wait) as lease:
+            lease.check()
+    finish(store.close())

@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from mixed_work import ENOUGH, REFUSED, working
 
 from fencepost import AsyncFencepost, Fencepost, LeaseHeld
 from fencepost.cli.main import main
@@ -25,15 +26,15 @@ from fencepost.stores.open import open_store
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from holder import until
 from mariaplace import emptied
-from servers import Etcd, Postgres, Valkey, ZooKeeper, shared
+from servers import Postgres, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost.flows.acquire import Granted
+    from fencepost.model.lease import Grant
     from fencepost.stores.api import LeaseStore
 
 _numbers = itertools.count()
@@ -49,64 +50,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if kind == "postgres":
         return shared(Postgres).database(f"mixed_locks_{next(_numbers)}")
     return emptied(kind, request.node.nodeid).url()
-
-
-class Work:
-    """Jobs of which each run stays in its body until it is told to leave."""
-
-    def __init__(self, fp: Fencepost) -> None:
-        self._fp, self._stack = fp, ExitStack()
-        self.at_work: list[str] = []
-
-        def body(name: str) -> Callable[[], None]:
-            def work() -> None:
-                leave = threading.Event()
-                self._leave[name].append(leave)
-                self.at_work.append(name)
-                assert leave.wait(30)
-                self.at_work.remove(name)
-
-            return work
-
-        self._leave: dict[str, list[threading.Event]] = {"alone": [], "beside": []}
-        fp.job("alone", lock="shared")(body("alone"))
-        fp.job("beside", lock="shared", overlap="allow", max_concurrent=2)(body("beside"))
-        self._threads: list[threading.Thread] = []
-
-    def begin(self, job: str) -> None:
-        """Have a run at work."""
-        count = len(self.at_work)
-        thread = threading.Thread(target=lambda: self._fp.trigger(job, manual=True))
-        self._threads.append(thread)
-        thread.start()
-        until(lambda: len(self.at_work) > count)
-
-    def ask(self, job: str) -> tuple[str, str]:
-        """Say what becomes of another run, which is not to begin."""
-        outcome = self._fp.trigger(job, manual=True)
-        return outcome.status, outcome.reason
-
-    def end(self) -> None:
-        """Have all runs end."""
-        for leave in itertools.chain(*self._leave.values()):
-            leave.set()
-        for thread in self._threads:
-            thread.join(30)
-
-
-@contextmanager
-def working(url: str, **settings: Any) -> Iterator[tuple[Fencepost, Work]]:
-    with Fencepost(url, **settings) as fp:
-        work = Work(fp)
-        try:
-            yield fp, work
-        finally:
-            work.end()
-
-
-REFUSED = ("skipped", "lock_held")
-# How often each kind is to be at work while the others ask.
-ENOUGH = 10
 
 
 def test_a_run_that_may_overlap_does_not_begin_beside_an_exclusive_one(url: str) -> None:
@@ -162,6 +105,34 @@ def test_a_plain_lock_waits_until_no_run_has_a_permit(url: str) -> None:
         work.end()
         assert got.wait(20)
         waiter.join(20)
+
+
+def test_a_plain_lock_that_waits_is_not_served_while_a_run_keeps_its_mark(url: str) -> None:
+    world, got = BlockingWorld(), threading.Event()
+    with working(url) as (fp, work), closing_store(url, world) as store:
+
+        def wait() -> None:
+            with fp.lock("shared", wait="60s"):
+                got.set()
+
+        work.begin("beside")
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(12):
+            finish(divide(store, "shared", limit=2, nonce=world.nonce()))
+            assert not got.wait(0.05)
+        work.end()
+        assert got.wait(30)
+        waiter.join(30)
+
+
+@contextmanager
+def closing_store(url: str, world: BlockingWorld) -> Iterator[LeaseStore]:
+    store = open_store(url, world, namespace="default")
+    try:
+        yield store
+    finally:
+        finish(store.close())
 
 
 def test_nobody_is_shown_to_have_a_lock_that_only_had_permits(url: str) -> None:
@@ -318,64 +289,66 @@ def test_a_run_that_is_at_work_for_days_keeps_a_plain_lock_out(kind: str, tmp_pa
     finish(store.close())
 
 
-def plain_lock(world: BlockingWorld, store: LeaseStore) -> Granted:
+@pytest.mark.parametrize("host", ["here", "permits"])
+def test_a_real_holder_refuses_both_kinds_whatever_its_host_is_called(host: str) -> None:
+    with in_memory() as (world, store):
+        finish(store.acquire("shared", holder=Holder(world.nonce(), host, 7, ""), ttl=30.0))
+        with pytest.raises(LeaseHeld, match=f"{host} pid 7"):
+            finish(divide(store, "shared", limit=2, nonce=world.nonce()))
+        with pytest.raises(LeaseHeld, match=f"{host} pid 7"):
+            plain_lock(world, store)
+
+
+def test_a_plain_lock_that_a_permit_refuses_leaves_nothing_to_give_back() -> None:
+    with in_memory() as (world, store):
+        finish(store.acquire("shared#2", holder=Holder(world.nonce(), "here", 7, ""), ttl=30.0))
+        finish(divide(store, "shared", limit=2, nonce=world.nonce()))
+        left: list[str] = []
+        with pytest.raises(LeaseHeld, match="here pid 7"):
+            plain_lock(world, store, abandon=lambda name, _: left.append(name))
+        assert left == []
+
+
+def test_a_lock_that_is_marked_again_and_again_is_refused_in_the_end() -> None:
+    with in_memory() as (world, store):
+        marked = MarkedAnew(world, store)
+        with pytest.raises(LeaseHeld, match="permits pid 2"):
+            plain_lock(world, cast("LeaseStore", marked))
+        assert 1 < marked.asked < 20
+
+
+class MarkedAnew:
+    """A store in which the lock is marked by another run before each request for it."""
+
+    def __init__(self, world: BlockingWorld, store: LeaseStore) -> None:
+        self._world, self._store, self.asked = world, store, 0
+
+    async def acquire(self, name: str, *, holder: Holder, ttl: float) -> Grant:
+        self.asked += 1
+        await divide(self._store, name, limit=2, nonce=self._world.nonce())
+        return await self._store.acquire(name, holder=holder, ttl=ttl)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@contextmanager
+def in_memory() -> Iterator[tuple[BlockingWorld, LeaseStore]]:
+    world = BlockingWorld()
+    with closing_store(f"memory://{world.nonce()}", world) as store:
+        yield world, store
+
+
+def plain_lock(
+    world: BlockingWorld,
+    store: LeaseStore,
+    *,
+    abandon: Callable[[str, str], None] = lambda *_: None,
+) -> Granted:
     """Ask once for the lock itself."""
     holder = Holder(world.nonce(), "here", 2, "")
-    asked = acquire(
-        world, store, ["shared"], holder=holder, ttl=30.0, wait=0.0, abandon=lambda *_: None
-    )
+    asked = acquire(world, store, ["shared"], holder=holder, ttl=30.0, wait=0.0, abandon=abandon)
     return finish(asked)
-
-
-# Leases elsewhere.
-
-
-@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres, ZooKeeper])
-def test_a_plain_lock_elsewhere_and_permits_elsewhere_exclude_each_other(
-    kind: type[Valkey | Etcd | Postgres | ZooKeeper], tmp_path: Path
-) -> None:
-    elsewhere, space = shared(kind).url(), tmp_path.name
-    ledger = f"sqlite:///{tmp_path}/ledger.db"
-    with (
-        Fencepost(elsewhere, namespace=space) as other,
-        working(ledger, leases=elsewhere, namespace=space) as (_, work),
-    ):
-        with other.lock("shared"):
-            assert work.ask("beside") == REFUSED
-        for _ in range(2):
-            work.begin("beside")
-            work.begin("beside")
-            with pytest.raises(LeaseHeld), other.lock("shared"):
-                pass
-            work.end()
-            with other.lock("shared"):
-                assert work.ask("beside") == REFUSED
-        assert other.locks() == []
-
-
-@pytest.mark.parametrize("kind", [Valkey, Etcd, Postgres, ZooKeeper, None])
-def test_a_mark_outlives_the_process_that_left_it(
-    kind: type[Valkey | Etcd | Postgres | ZooKeeper] | None, tmp_path: Path
-) -> None:
-    elsewhere = f"sqlite:///{tmp_path}/leases.db" if kind is None else shared(kind).url()
-    ledger, space = f"sqlite:///{tmp_path}/ledger.db", tmp_path.name
-    program = f"""
-from fencepost import Fencepost
-import os
-fp = Fencepost({ledger!r}, leases={elsewhere!r}, namespace={space!r})
-fp.job("beside", lock="shared", overlap="allow", max_concurrent=2)(lambda: os._exit(7))
-fp.trigger("beside", manual=True)
-"""
-    with (
-        Fencepost(elsewhere, namespace=space) as other,
-        working(ledger, leases=elsewhere, namespace=space) as (_, work),
-    ):
-        work.begin("beside")
-        died = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
-        assert died.returncode == 7
-        with pytest.raises(LeaseHeld), other.lock("shared"):
-            pass
-        assert work.at_work == ["beside"]
 
 
 # What is proven.

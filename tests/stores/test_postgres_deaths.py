@@ -15,6 +15,7 @@ import pytest
 from postgres_kit import Believer, boottime, fresh, granted, pooler, store_at
 
 from fencepost import Fencepost, LeaseHeld, LeaseLost, OutcomeUnknown
+from fencepost.model.divided import MARK_TTL, mark_holder
 from fencepost.model.lease import Phase
 from fencepost.stores.postgres_rows import RENEW, lease_key
 from fencepost.world.flow import finish
@@ -210,6 +211,42 @@ def test_others_wait_for_as_long_as_the_holder_has_asked_for() -> None:
     assert time.monotonic() - began > 1.5
     for one in (store, other):
         finish(one.close())
+
+
+def pulse_of(name: str) -> object:
+    """Return what a lease leans on, as its row says."""
+    [(pulse,)] = shared(Postgres).run(f"SELECT pulse FROM fencepost_lease WHERE name = '{name}'")
+    return pulse
+
+
+def test_a_mark_leans_on_nothing_and_keeps_no_session_open() -> None:
+    store = store_at(shared(Postgres).url())
+    before, name = set(store.pulse_here.vouching.leans), fresh()
+    for nonce in ("one", "two", "three"):
+        grant = finish(store.acquire(name, holder=mark_holder(nonce, limit=1), ttl=MARK_TTL))
+        assert grant.lean is None
+        assert pulse_of(name) == 0
+    assert set(store.pulse_here.vouching.leans) == before
+    finish(store.close())
+
+
+def test_a_mark_that_is_taken_from_the_dead_leans_on_nothing() -> None:
+    url, name = shared(Postgres).url(), fresh()
+    store = store_at(url, namespace="default")
+    with Believer(url, name, ttl="10m") as holder:
+        holder.kill()
+        holder.process.wait()
+        began = time.monotonic()
+        while True:
+            try:
+                mark = mark_holder("one", limit=1)
+                grant = finish(store.acquire(name, holder=mark, ttl=MARK_TTL))
+                break
+            except LeaseHeld:  # the server has not noticed yet
+                assert time.monotonic() - began < 5
+    assert grant.lean is None
+    assert pulse_of(name) == 0
+    finish(store.close())
 
 
 def test_a_crowd_that_is_killed_stopped_and_cut_off_never_acts_out_of_order(tmp_path: Path) -> None:

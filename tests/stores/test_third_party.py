@@ -12,6 +12,7 @@ import pytest
 
 import fencepost
 from fencepost.errors import LeaseHeld, LeaseLost, MissingExtra, TokenStale
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import Grant, Holder, View, checked_ttl
 from fencepost.model.name import well_formed
 from fencepost.stores.api import Capabilities
@@ -53,12 +54,15 @@ class JsonStore:
                     lease["expires"] = now + ttl
                     return Grant(lease["token"], ttl, adopted=True)
             if lease and lease["held"] and lease["expires"] > now:
-                raise LeaseHeld(
-                    name,
-                    holder=f"{lease['host']} pid {lease['pid']}",
-                    token=lease["token"],
-                    expires_in=lease["expires"] - now,
-                )
+                before = Holder(lease["nonce"], lease["host"], lease["pid"])
+                if not (is_mark(before) and is_mark(holder)):
+                    raise LeaseHeld(
+                        name,
+                        holder=str(before),
+                        token=lease["token"],
+                        expires_in=lease["expires"] - now,
+                    )
+                holder = in_place_of(before, holder)
             token = self._next(leases)
             leases[key] = {
                 "name": well_formed(name),

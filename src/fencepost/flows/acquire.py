@@ -8,8 +8,8 @@ that nobody waits for must not keep others out for a whole ttl.
 from __future__ import annotations
 
 from fencepost.errors import LeaseHeld, Misuse, OutcomeUnknown, StoreUnavailable
-from fencepost.flows.divide import undivided
-from fencepost.model.divided import is_mark
+from fencepost.flows.divide import make_whole
+from fencepost.model.divided import is_mark, may_be_mark
 from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fencepost.world.api import World
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
+# How many marks are taken away for one answer: each that is left anew stands for another run.
+_MOST_MARKS = 8
 
 
 class Granted(NamedTuple):
@@ -164,8 +166,12 @@ class _Asking:
         give_up, pause = sent + self._ttl, _FIRST_PAUSE
         in_doubt = name in self.unsettled  # from an earlier round of asking
         self.unsettled.add(name)
+        marks, mark = 0, None  # how many it was refused by, and the one to be taken away
         while True:
             try:
+                if mark is not None:
+                    await make_whole(self._world, self._store, mark)
+                    mark, sent = None, boottime()
                 grant = await self._store.acquire(name, holder=self._holder, ttl=self._ttl)
             except OutcomeUnknown:
                 in_doubt = self._doubted = True
@@ -176,8 +182,9 @@ class _Asking:
                 sent = boottime()
                 continue
             except LeaseHeld as held:
-                if await undivided(self._world, self._store, held):
-                    sent = boottime()
+                if mark is None and marks < _MOST_MARKS and may_be_mark(held.holder):
+                    await self._rest(marks)
+                    marks, mark = marks + 1, held
                     continue
                 if not in_doubt:
                     self.unsettled.discard(name)
@@ -188,6 +195,12 @@ class _Asking:
                     self.unsettled.discard(name)
                 raise
             return Granted(name, grant, sent)
+
+    async def _rest(self, marks: int) -> None:
+        """Pause before another mark is taken away; there is no pause before the first."""
+        if marks:
+            pause = min(_FIRST_PAUSE * 2**marks, _LONGEST_PAUSE)
+            await self._world.sleep(pause * (0.5 + self._world.dice()))
 
     async def _is_our_turn(self, place: Place, patience: float) -> bool:
         """Say whether to ask: we were woken, or it is free and nobody before us cares.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fencepost.errors import LeaseHeld, LeaseLost
-from fencepost.model.divided import MARK_TTL, is_mark, mark_holder, may_be_mark
+from fencepost.model.divided import MARK_TTL, is_mark, mark_holder
 from fencepost.model.name import permits
 
 TYPE_CHECKING = False
@@ -15,19 +15,17 @@ if TYPE_CHECKING:
     from fencepost.world.api import World
 
 
-async def undivided(world: World, store: LeaseStore, held: LeaseHeld) -> bool:
-    """Take away the mark that a lease was refused by; say whether it may be asked for again.
+async def make_whole(world: World, store: LeaseStore, held: LeaseHeld) -> None:
+    """Take away the mark that a lease was refused by: then it may be asked for again.
 
-    Raises ``LeaseHeld`` for a permit that is held. The mark is read before the permits are: if one
-    is claimed after that, the mark has another token.
+    Raises ``LeaseHeld`` for a permit that is held, or if it was refused by no mark. The mark is
+    read before the permits are: if one is claimed after that, the mark has another token.
     """
-    if not may_be_mark(held.holder):
-        return False
     mark = await store.peek(held.name)
     if mark is None or not mark.held:
-        return True
+        return
     if not is_mark(mark.holder):
-        return False
+        raise held
     for name in permits(held.name, limit=mark.holder.pid):
         permit = await store.peek(name)
         if permit is not None and permit.held and not await _is_dead(world, store, permit):
@@ -38,33 +36,18 @@ async def undivided(world: World, store: LeaseStore, held: LeaseHeld) -> bool:
                 expires_in=permit.expires_in,
                 since=permit.since,
             ) from held
-    await _take_away(store, mark)
-    return True
+    with suppress(LeaseLost):  # another one is there by now, or none
+        await store.release(mark.name, nonce=mark.holder.nonce, token=mark.token)
 
 
 async def divide(store: LeaseStore, name: str, *, limit: int, nonce: str) -> None:
     """Leave a mark at a lock of which a permit was acquired, or raise ``LeaseHeld``.
 
     The mark that is there was perhaps read by a plain lock before the permit was held. So it is
-    taken away, and another one is left; if another run leaves one first, that is as good.
+    not enough that there is one: this one takes its place, under a new token.
     """
-    mark = await store.peek(name)
-    while True:
-        before = None if mark is None else mark.holder
-        if mark is not None and mark.held and is_mark(mark.holder):
-            await _take_away(store, mark)
-        holder = mark_holder(nonce, limit=limit, before=before)
-        try:
-            ttl = min(MARK_TTL, store.capabilities.longest_ttl)
-            await store.acquire(name, holder=holder, ttl=ttl)
-        except LeaseHeld as held:
-            if not may_be_mark(held.holder):
-                raise
-            mark = await store.peek(name)
-            if mark is not None and is_mark(mark.holder) and mark.holder.pid >= holder.pid:
-                return
-        else:
-            return
+    ttl = min(MARK_TTL, store.capabilities.longest_ttl)
+    await store.acquire(name, holder=mark_holder(nonce, limit=limit), ttl=ttl)
 
 
 async def _is_dead(world: World, store: LeaseStore, permit: View) -> bool:
@@ -97,8 +80,3 @@ class Division:
         with suppress(LeaseHeld):  # somebody broke the mark by force, and has the lock
             await divide(store, self._name, limit=self._limit, nonce=self._world.nonce())
         self._next = now + MARK_TTL / 3
-
-
-async def _take_away(store: LeaseStore, mark: View) -> None:
-    with suppress(LeaseLost):  # another one is there by now, or none
-        await store.release(mark.name, nonce=mark.holder.nonce, token=mark.token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fencepost.ledger.draft_values import LEASE_FIELDS
 from fencepost.ledger.postgres_said import lease_key, said
 from fencepost.ledger.postgres_schema import LIVE, LIVE_OF_LOCKS
-from fencepost.model.divided import MARK
+from fencepost.model.lease import MARK
 from fencepost.stores.postgres_rows import OUR_PULSE, SERVER, SILENT, lease_key as digest_of
 
 _NOW_US = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"

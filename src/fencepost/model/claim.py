@@ -21,7 +21,7 @@ from fencepost.model.claim_order import (
     made_up_first,
     replaces,
 )
-from fencepost.model.divided import is_mark, mark_holder
+from fencepost.model.divided import in_place_of, is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
 from fencepost.model.name import base
@@ -216,7 +216,8 @@ def looked_at(want: Want) -> list[str]:
 def mark_of(want: Want, facts: Facts) -> Holder:
     """Return the mark that a claim of a permit leaves at the lock itself."""
     before = facts.standings[want.lock].holder
-    return mark_holder(want.holder.nonce, limit=want.policy.max_concurrent, before=before)
+    mark = mark_holder(want.holder.nonce, limit=want.policy.max_concurrent)
+    return in_place_of(before, mark)
 
 
 def decide(want: Want, facts: Facts, *, now: float) -> Decision:

@@ -25,6 +25,8 @@ DRIFT = 0.01
 MARGIN = 0.05
 
 SHORTEST_TTL = 0.2
+# How the nonce of a mark begins: see ``model.divided``.
+MARK = "permits-"
 # A lease is renewed while it is held, so its ttl need not cover the work. What it must cover
 # is how long everybody waits after a holder has vanished: a day is already too long.
 LONGEST_TTL = 86_400.0
@@ -92,6 +94,7 @@ class Verdict(enum.Enum):
     OURS = "ours"  # this very nonce has it: an earlier reply was lost, so adopt
     SPENT = "spent"  # this nonce had it and gave it back: a late duplicate must not take it again
     HELD = "held"
+    DIVIDED = "divided"  # it has a mark, and who asks is another one, which takes its place
 
 
 class Phase(enum.Enum):
@@ -144,7 +147,10 @@ def judge(record: Record | None, *, nonce: str, now: float, era: str) -> Verdict
         return Verdict.SPENT
     if not record.held or left(record, now=now, era=era) <= 0:
         return Verdict.FREE
-    return Verdict.OURS if record.holder.nonce == nonce else Verdict.HELD
+    if record.holder.nonce == nonce:
+        return Verdict.OURS
+    marks = nonce.startswith(MARK) and record.holder.nonce.startswith(MARK)
+    return Verdict.DIVIDED if marks else Verdict.HELD
 
 
 def left(record: Record, *, now: float, era: str) -> float:

@@ -83,7 +83,8 @@ class LeaseStore(Protocol):
         """Grant the lease, or raise ``LeaseHeld``.
 
         Idempotent by nonce: whoever asks again after a lost reply adopts its own grant, with the
-        same token. A nonce that has released is spent and gets ``LeaseLost``.
+        same token. A nonce that has released is spent and gets ``LeaseLost``. A mark takes the
+        place of another mark in one step, under a new token: see ``model.divided``.
         """
 
     async def renew(self, name: str, *, nonce: str, token: int, ttl: float) -> Grant:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 
 from fencepost.errors import LeaseLost, OutcomeUnknown, StoreUnavailable, TokenStale
+from fencepost.model.divided import in_place_of
 from fencepost.model.lease import (
     LONGEST_TTL,
     Grant,
@@ -273,8 +274,34 @@ class EtcdStore:
             except LeaseLost:
                 return None  # it has just ended
             return grant._replace(adopted=True)
+        if verdict is Verdict.DIVIDED:
+            return self._in_place(found, record, holder, ttl)
         # It may have ended by now, or be overdue: then it is soon gone.
         raise refusal(record, expires_in=max(_SOON, self._spares.left(found.lock.lease)))
+
+    def _in_place(self, found: _Found, before: Record, holder: Holder, ttl: float) -> Grant | None:
+        """Put a mark in the place of another one; None if that has changed meanwhile.
+
+        The lock's revision of creation stays, so the token is said: each such step has a revision
+        of its own, so it is below the token of every later grant.
+        """
+        lock, patience, seconds = found.lock, _patience(ttl), whole_seconds(ttl)
+        assert lock is not None, "who holds has a lock"
+        token, old, lease = before.token + 1, text_of(lock.value), lock.lease
+        if old.seconds != seconds or self._spares.keep_alive(lease, timeout=patience).seconds <= 0:
+            lease = self._spares.grant(seconds, timeout=patience).id
+        mark, since = in_place_of(before.holder, holder), self._world.clocks.wall()
+        text = str(Text(mark, old.base, since, ttl, seconds, token))
+        record = self.keys.record(before.name)
+        seen = {lock.key: lock.changed, record: found.record.changed if found.record else 0}
+        words = {
+            "compare": [txn.changed(key, revision=revision) for key, revision in seen.items()],
+            "success": [txn.put(lock.key, text, lease=lease), txn.put(record, text)],
+        }
+        try:
+            return Grant(token, ttl) if self._txn(words, effect=Effect.ONCE).done else None
+        except EtcdLeaseGone:
+            return None  # it ended before it was used
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
         seconds, patience = whole_seconds(ttl), _patience(ttl)

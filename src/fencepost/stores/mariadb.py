@@ -22,6 +22,7 @@ from fencepost.model.lease import (
     SHORTEST_TTL,
     Grant,
     Holder,
+    Record,
     Verdict,
     View,
     checked_ttl,
@@ -214,11 +215,22 @@ class MariaStore:
         if verdict is Verdict.OURS:
             [moved] = self._run(sql.RENEW, values, changes=True, patience=ttl)
             return Grant(record.token, ttl, adopted=True) if moved.changed else None
+        if verdict is Verdict.DIVIDED:
+            return self._in_place(record, values, ttl)
         if verdict is Verdict.HELD:
             if row.set_back:
                 self._run(sql.CLAMP, values, changes=True, patience=ttl)
             raise refusal(record, expires_in=row.left)
         return None
+
+    def _in_place(self, before: Record, values: dict[str, Any], ttl: float) -> Grant | None:
+        """Put a mark in the place of another one; None if that has changed meanwhile."""
+        values = values | {"pid": max(values["pid"], before.holder.pid)}
+        taken, found = self._run(sql.TAKE_PLACE, values, changes=True, patience=ttl)
+        if not taken.changed or not found.rows:
+            return None
+        record = sql.row_of(found.rows[0][0]).record
+        return Grant(record.token, ttl) if record.holder.nonce == values["nonce"] else None
 
     def _renew(self, name: str, nonce: str, token: int, ttl: float) -> Grant:
         values = self._which(name) | {"nonce": nonce, "token": token, "ttl_us": _us(ttl)}

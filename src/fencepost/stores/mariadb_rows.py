@@ -75,18 +75,23 @@ SELECT {_ROW}
  WHERE namespace = %(namespace)s
  ORDER BY name"""
 
-# Take a lease that is free or past its end. A nonce that gave it back is spent.
-_GRANT = f"""
+_GIVE = f"""
 UPDATE fencepost_lease
    SET token = GREATEST(token + 1, {NOW_US}), nonce = %(nonce)s, held = 1,
        expires_us = {NOW_US} + %(ttl_us)s, ttl_us = %(ttl_us)s, beat = beat + 1,
        since_us = {NOW_US}, host = %(host)s, pid = %(pid)s, version = %(version)s, ended = ''
- WHERE {_WHICH}
+ WHERE {_WHICH}"""
+
+# Take a lease that is free or past its end. A nonce that gave it back is spent.
+_GRANT = f"""{_GIVE}
    AND (held = 0 AND nonce <> %(nonce)s OR held = 1 AND expires_us <= {NOW_US})"""
 
 # And in the same breath what there is now: the token, or whoever has it. An UPDATE cannot return
 # it; LAST_INSERT_ID(…) would, but not from a table that somebody put a trigger on.
 ACQUIRE = f"{_GRANT};{FIND}"
+
+# A mark takes the place of the mark that was seen.
+TAKE_PLACE = f"{_GIVE} AND held = 1 AND token = %(token)s;{FIND}"
 
 # The first grant of a name; somebody else may be first.
 _GRANT_FIRST = f"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, TokenStale
-from fencepost.model.divided import is_mark
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -90,6 +90,8 @@ class MemoryStore:
             verdict = judge(record, nonce=holder.nonce, now=now, era=_ERA)
             if record is None or verdict is Verdict.FREE:
                 return self._grant(key, holder, ttl)
+            if verdict is Verdict.DIVIDED:
+                return self._grant(key, in_place_of(record.holder, holder), ttl)
             if verdict is Verdict.OURS:
                 self._shelf.records[key] = record._replace(expires=now + ttl, ttl=ttl)
                 return Grant(record.token, ttl, adopted=True)

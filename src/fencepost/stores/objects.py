@@ -15,6 +15,7 @@ from fencepost.errors import (
     StoreUnavailable,
     TokenStale,
 )
+from fencepost.model.divided import in_place_of
 from fencepost.model.lease import (
     LONGEST_TTL,
     Grant,
@@ -139,6 +140,9 @@ class ObjectStore:
                 granted = await self._grant(key, None, _first(name, holder), ttl)
             elif verdict is Verdict.FREE:
                 granted = await self._grant(key, entry, record._replace(holder=holder), ttl)
+            elif verdict is Verdict.DIVIDED:
+                mark = in_place_of(record.holder, holder)
+                granted = await self._grant(key, entry, record._replace(holder=mark), ttl)
             elif verdict is Verdict.OURS:
                 granted = await self._adopt(key, entry, ttl)
             elif verdict is Verdict.SPENT:

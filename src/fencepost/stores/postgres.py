@@ -10,10 +10,11 @@ docs/decisions/0022-postgres-leases.md and 0044-a-late-lock-is-not-lost.md.
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, StoreUnavailable, StoreUnfit, TokenStale
-from fencepost.model.divided import is_mark
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
+    MARK,
     SHORTEST_TTL,
     Grant,
     Holder,
@@ -182,7 +183,7 @@ class PostgresStore:
         self, name: str, holder: Holder, ttl: float, place: PostgresPlace | None
     ) -> Grant | sql.Row | None:
         """Return a grant; or a lease whose pulse is silent; or None after a lost race."""
-        pulse = 0 if is_mark(holder) else self.beat(ttl)
+        pulse = self._pulse_for(holder, ttl)
         sent = self._world.clocks.boottime()
         values = self._wished(name, holder, ttl, pulse)
         if place is not None and not place.called:
@@ -225,19 +226,30 @@ class PostgresStore:
                 return None
             adopted = self._granted(record.name, holder.nonce, sent, rows[0], ttl)
             return adopted._replace(adopted=True)
+        if verdict is Verdict.DIVIDED:
+            mark = in_place_of(record.holder, holder)
+            return self._take(record.name, mark, ttl, row, statement=sql.TAKE_PLACE)
         if row.set_back:
             self.db.ask(sql.CLAMP, {"key": self._key(record.name), "token": record.token})
         if row.silent:
             return row
         raise refusal(record, expires_in=left(record, now=row.now, era=sql.ERA))
 
-    def _take(self, name: str, holder: Holder, ttl: float, seen: sql.Row) -> Grant | None:
+    def _take(
+        self,
+        name: str,
+        holder: Holder,
+        ttl: float,
+        seen: sql.Row,
+        *,
+        statement: Statement = sql.TAKE,
+    ) -> Grant | None:
         """Take a lease from the dead, unless it has shown any sign of life since it was seen."""
         sent = self._world.clocks.boottime()
-        wished = self._wished(name, holder, ttl, self.beat(ttl))
+        wished = self._wished(name, holder, ttl, self._pulse_for(holder, ttl))
         record = seen.record
         rows = self.db.ask(
-            sql.TAKE, wished | {"seen_token": record.token, "seen_beat": record.beat}
+            statement, wished | {"seen_token": record.token, "seen_beat": record.beat}
         ).rows
         return self._granted(name, holder.nonce, sent, rows[0], ttl) if rows else None
 
@@ -259,7 +271,7 @@ class PostgresStore:
         lean = self._lean_of(nonce)
         if lean is not None:
             lean.renewed(pulse, grace=grace, sent=sent)
-        elif ttl > _SHORT and self.leans:
+        elif ttl > _SHORT and self.leans and not nonce.startswith(MARK):
             lean = LockLean(
                 self._pulse.vouching,
                 lease=self._key(name),
@@ -398,6 +410,10 @@ class PostgresStore:
         if place is None or place not in self._places or place.name != name:
             return None
         return place if place.in_turn else None
+
+    def _pulse_for(self, holder: Holder, ttl: float) -> int:
+        """Return the pulse that a lease of this holder leans on; a mark leans on none."""
+        return 0 if is_mark(holder) else self.beat(ttl)
 
     def beat(self, ttl: float) -> int:
         """Return the pulse that a lease of this ttl leans on; 0 if on none."""

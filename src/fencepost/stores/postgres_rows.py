@@ -121,8 +121,7 @@ UPDATE {schema}.fencepost_lease
 RETURNING 1)
 SELECT (SELECT count(*) FROM released), pg_advisory_unlock(:line::bigint)""")
 
-# Take a lease whose pulse is silent and was silent all the while, if it is what it was.
-TAKE = Statement(f"""
+_TAKE = f"""
 UPDATE {{schema}}.fencepost_lease AS lease
    SET token = greatest(lease.token + 1, {NOW}), nonce = :nonce, held = true,
        expires_us = {NOW} + :ttl_us::bigint, ttl_us = :ttl_us::bigint, beat = 0,
@@ -130,8 +129,15 @@ UPDATE {{schema}}.fencepost_lease AS lease
        ended = '', pulse = {OUR_PULSE}, pulse_nonce = :nonce, server_us = {SERVER},
        grace_us = :grace_us::bigint
  WHERE lease.key = :key AND lease.token = :seen_token AND lease.beat = :seen_beat
-   AND lease.held AND {SILENT}
-RETURNING lease.token, lease.pulse, lease.grace_us""")
+   AND lease.held"""
+
+_TAKEN = "RETURNING lease.token, lease.pulse, lease.grace_us"
+
+# Take a lease whose pulse is silent and was silent all the while, if it is what it was.
+TAKE = Statement(f"{_TAKE} AND {SILENT}\n{_TAKEN}")
+
+# The same for a mark that takes the place of the mark that was seen: it leans on no pulse.
+TAKE_PLACE = Statement(f"{_TAKE}\n{_TAKEN}")
 
 # The server's clock was set back: what would last for longer than its ttl begins it anew.
 CLAMP = Statement(f"""

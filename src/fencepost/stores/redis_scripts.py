@@ -12,6 +12,7 @@ has happened.
 
 from __future__ import annotations
 
+from fencepost.model.lease import MARK
 from fencepost.world.redis import Script
 
 # A record that nobody has touched for so long is forgotten; the time floor keeps its tokens.
@@ -154,7 +155,7 @@ ACQUIRE = Script(
     + _TAKE
     + _RECORD
     + _LINE
-    + """
+    + f"""
 local wish, doubted = ARGV[5], ARGV[6] == '2'
 if ARGV[6] ~= '' then redis.call('ZREM', LINE, wish) end
 if not free then
@@ -163,6 +164,13 @@ if not free then
         save()
         if wish ~= '' then redis.call('ZREM', LINE, wish) end
         return -token
+    end
+    -- A mark takes the place of a mark, for as many permits as either says.
+    if string.find(me, '{MARK}', 1, true) == 1 and string.find(nonce, '{MARK}', 1, true) == 1 then
+        local most, by = tonumber(string.match(who, '^%d+')), ARGV[3]
+        if most > tonumber(string.match(by, '^%d+')) then by = who end
+        grant(me, long, by)
+        return token
     end
     if doubted then refuse(me) end
     if moved then save() end

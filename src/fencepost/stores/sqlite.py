@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 
 from fencepost.errors import BadUrl, FencepostError, LeaseLost, Misuse, StoreUnavailable, TokenStale
-from fencepost.model.divided import MARK
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import (
     DRIFT,
     LONGEST_TTL,
     MARGIN,
+    MARK,
     SHORTEST_TTL,
     Grant,
     Holder,
@@ -181,7 +182,8 @@ class SqliteStore(SqliteInner):
             if grant is not None:
                 if not durable and not self.reserve.covers(grant.token):
                     self._file.sync()  # a clock that was set back: its token is far ahead of it
-                self._pulse.leases.add(holder.nonce)
+                if not is_mark(holder):
+                    self._pulse.leases.add(holder.nonce)
                 return grant
         raise StoreUnavailable(f"lease {name!r} changed hands too often while it was asked for")
 
@@ -210,6 +212,8 @@ class SqliteStore(SqliteInner):
             if proof is None:
                 raise refusal(record, expires_in=left(record, now=now, era=era))
         wanted |= {"seen_held": record.held, "seen_beat": record.beat}
+        if verdict is Verdict.DIVIDED:
+            wanted["pid"] = in_place_of(record.holder, holder).pid
         try:
             grant = self._grant(db, sql.GRANT_AGAIN, wanted, ttl, highest=record.token)
         finally:

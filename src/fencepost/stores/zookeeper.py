@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 
 from fencepost.errors import LeaseLost, OutcomeUnknown, StoreUnavailable, TokenStale
-from fencepost.model.divided import is_mark
+from fencepost.model.divided import in_place_of, is_mark
 from fencepost.model.lease import (
     LONGEST_TTL,
+    MARK,
     Grant,
     Holder,
     Record,
@@ -160,6 +161,8 @@ class ZooKeeperStore:
                     return adopted
                 continue
             token = self._next_token(0 if record is None else record.token)
+            if record is not None and verdict is Verdict.DIVIDED:
+                holder = in_place_of(record.holder, holder)
             text = Text(name, holder, token, self._world.clocks.wall(), ttl)
             grant = self._grant(found, text, timeout=patience)
             if grant is not None:
@@ -220,10 +223,12 @@ class ZooKeeperStore:
             lock = found.lock
             assert lock is not None, "who holds has a lock"
             text = str(text_of(lock)._replace(ttl=ttl))
-            self._vouch(nonce)
+            mark = nonce.startswith(MARK)
+            if not mark:
+                self._vouch(nonce)
             # Every lock begins with the same version; the record's says that it is still this one.
             steps: list[Check | Create | Write | Delete]
-            if lock.owner == session.id:
+            if mark or lock.owner == session.id:
                 steps = [Check(kept, found.record.version), Write(path, text, lock.version)]
             else:  # another session of ours vouched for it: from now on this one does
                 steps = [

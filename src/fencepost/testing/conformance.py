@@ -24,6 +24,7 @@ from fencepost.errors import BadDuration, BadName, LeaseHeld, LeaseLost, Outcome
 from fencepost.flows.acquire import Granted, acquire
 from fencepost.flows.keep import Hold, renew
 from fencepost.flows.release import release
+from fencepost.model.divided import mark_holder
 from fencepost.model.lease import Grant, Holder, Phase
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.aio import AioWorld
@@ -258,6 +259,18 @@ class LeaseStoreConformance:
         assert "it hangs" in caught[0].reason, "the holder should learn why"
         with refuses(LeaseLost):
             await desk.store.release(NAME, nonce=holder.nonce, token=grant.token)
+
+    async def prove_a_mark_takes_the_place_of_a_mark(self, desk: Desk) -> None:
+        first, second = mark_holder("a", limit=3), mark_holder("b", limit=2)
+        before = await desk.store.acquire(NAME, holder=first, ttl=TTL)
+        after = await desk.store.acquire(NAME, holder=second, ttl=TTL)
+        [view] = await desk.store.views()
+        assert (view.held, view.token, view.holder) == (True, after.token, second._replace(pid=3))
+        assert after.token > before.token
+        with refuses(LeaseLost):
+            await desk.store.release(NAME, nonce=first.nonce, token=before.token)
+        with refuses(LeaseHeld):
+            await desk.grant()
 
     # Unknown outcomes.
 

@@ -15,6 +15,7 @@ that matters: it writes on the condition that nobody wrote since it looked.
 from __future__ import annotations
 
 from fencepost.errors import LeaseLost, StoreUnavailable, TokenStale
+from fencepost.model.divided import in_place_of
 from fencepost.model.lease import (
     LONGEST_TTL,
     SHORTEST_TTL,
@@ -158,6 +159,8 @@ class EventualStore:
             seen = await self._read(key)
             record = seen.record
             verdict = judge(record, nonce=holder.nonce, now=seen.now, era=ERA)
+            if record is not None and verdict is Verdict.DIVIDED:
+                holder, verdict = in_place_of(record.holder, holder), Verdict.FREE
             if record is None or verdict is Verdict.FREE:
                 fresh = self._fresh(key[1], seen, holder, ttl)
                 if await self._write(key, seen, fresh, what="granted"):
