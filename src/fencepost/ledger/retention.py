@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Of each job so many of the newest runs are kept, and all that are younger than this.
 KEPT_RUNS, KEPT_FOR = 100, 30 * 86400.0
-# The scopes whose items are yet to be deleted are recorded as items: of this scope, which no job can
+# The scopes whose items are yet to be deleted are recorded as items of this scope, which no job can
 # have, each with the slot of its runs.
 LEFT = ""
 # What went wrong is kept for twice as long.
