@@ -1,7 +1,8 @@
 """Workers that are killed at random moments, beside copies of their ledger that were made before.
 
-    python copier_program.py FOLDER ROUNDS SEED
+    python copier_program.py FOLDER ROUNDS ENOUGH SEED
 
+There are more rounds until so many copies lacked something, but not more than ten times as many.
 Each round tells in a line of JSON whether the copy lacked something that a worker knows of,
 whether it was refused, and whether the ledger itself was refused.
 """
@@ -125,9 +126,12 @@ def moved(folder: str, here: str, there: str) -> None:
 
 
 def main() -> None:
-    folder, rounds, dice = sys.argv[1], int(sys.argv[2]), random.Random(sys.argv[3])
+    folder, rounds, enough = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dice = random.Random(sys.argv[4])
     refused(folder, 0)
-    for number in range(1, rounds + 1):
+    number = lacking = 0
+    while number < rounds or (lacking < enough and number < 10 * rounds):
+        number += 1
         open(f"{folder}/log", "w").close()
         pids = begun(folder, number)
         while not os.path.getsize(f"{folder}/log"):
@@ -141,6 +145,7 @@ def main() -> None:
         moved(folder, "ledger.db", "aside.db")
         shutil.copyfile(f"{folder}/copy.db", f"{folder}/ledger.db")
         lacks = missing(folder)
+        lacking += bool(lacks)
         copy = refused(folder, 0)  # which ran long ago: on the copy nothing is recorded
         moved(folder, "ledger.db", "gone.db")
         moved(folder, "aside.db", "ledger.db")

@@ -64,8 +64,8 @@ class Owner:
                 return
             self.ran += [_attempt(one).key.slot for one in ended]
 
-    def passed(self) -> set[tuple[int, int, str]]:
-        spans = finish(self.ledger.planner.slots("bills", start=0, end=2**60)).spans
+    def passed(self, job: str = "bills") -> set[tuple[int, int, str]]:
+        spans = finish(self.ledger.planner.slots(job, start=0, end=2**60)).spans
         return {(one.span.first, one.span.last, one.span.reason) for one in spans}
 
     def _want(self, asked: Asked) -> Want:
@@ -167,6 +167,50 @@ def test_a_rename_takes_along_what_an_edit_has_left(kind: str, tmp_path: Path) -
         finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
         owner.work()
         assert owner.ran == [slot for slot in range(NOW + 1, NOW + 12) if slot % 4 == 0]
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("rules", [ALL, LATEST, NONE], ids=lambda rules: rules.catchup.value)
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_rename_with_another_schedule_keeps_what_an_edit_keeps(
+    kind: str, rules: Rules, edit: str, tmp_path: Path
+) -> None:
+    old, new = EDITS[edit]
+    both: list[tuple[list[int], set[tuple[int, int, str]]]] = []
+    for name in ("bills", "invoices"):
+        (tmp_path / name).mkdir()
+        with clients(kind, tmp_path / name) as (clocks, (ledger,)):
+            owner = Owner(ledger)
+            owner.declare(old, rules)
+            clocks.advance(11 if isinstance(old, Every) else 3600 + 11)
+            aliases = () if name == "bills" else ("bills",)
+            named = Definition(name, spec_of(new), text_of(rules), "bills", aliases=aliases)
+            finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
+            owner.work()
+            clocks.advance(60)
+            owner.work()
+            both.append((owner.ran, owner.passed(name)))
+            assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_rename_keeps_that_an_outage_is_being_made_up(kind: str, tmp_path: Path) -> None:
+    """Else the slots of it that are older than the window by then would be missed."""
+    rules = Rules(CatchUp.ALL, window=20.0)
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(2), rules)
+        clocks.advance(19)
+        (one,) = finish(ledger.planner.tick(Ask(owner._want, "only one ", 1))).begun
+        finish(ledger.finish(_attempt(one), Settled(State.SUCCEEDED)))
+        clocks.advance(10)
+        named = Definition(
+            "invoices", spec_of(Every(2)), text_of(rules), "bills", aliases=("bills",)
+        )
+        finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
+        owner.work()
+        assert owner.ran == list(range(NOW + 4, NOW + 30, 2))
 
 
 @pytest.mark.parametrize("kind", LEDGERS)

@@ -12,11 +12,11 @@ from ledgerlab import DONE, StillClocks, attempt_of, claimed, opened, run_throug
 from oldlab import FIRST, PLACES, Place, locked, pruned, tick, waits
 
 from fencepost.cli.verify import gathered
+from fencepost.errors import StoreUnavailable
+from fencepost.ledger import draft_retention, sqlite_planner
 from fencepost.ledger.draft_desk import DraftDesk
-from fencepost.ledger.draft_retention import DraftRetention
 from fencepost.ledger.planning import Ask, Lane
 from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, at_once, forgotten
-from fencepost.ledger.sqlite_planner import SqlitePlanner
 from fencepost.model.claim import Verdict
 from fencepost.model.ending import Settled
 from fencepost.model.item import Found, ItemState
@@ -27,7 +27,7 @@ from fencepost.world.flow import finish
 from joinlab import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from fencepost.ledger.api import Attempt, Ledger
@@ -116,6 +116,63 @@ def test_a_slot_that_has_more_items_than_go_at_once_loses_them_in_parts(place: P
     assert [items(place.ledger, str(key)) for key in keys] == [[], []]
 
 
+def much_long_ago(place: Place) -> RunKey:
+    """Have a slot that has more items than one prune deletes become old."""
+    place.announce()
+    key = RunKey("old", FIRST)
+    attempt = claimed(place.ledger, key, "first")
+    have(place.ledger, attempt, str(key), *(f"{number:02}" for number in range(25)))
+    finish(place.ledger.finish(attempt, DONE))
+    place.age(after=FIRST)
+    return key
+
+
+def test_another_process_deletes_the_items_that_the_first_had_yet_to_delete(place: Place) -> None:
+    key = much_long_ago(place)
+    finish(place.ledger.planner.prune(most=10))
+    assert finish(place.ledger.find(key)) is None
+    other = place.another()
+    pruned(other, most=10)
+    assert items(other, str(key)) == items(other, "") == []
+
+
+def test_items_of_a_run_that_is_there_again_stay_until_that_is_forgotten(place: Place) -> None:
+    """A run of its own may have the number, and so the items, of one that was forgotten."""
+    place.announce()
+    key = RunKey("old", FIRST, manual=1)
+    first = claimed(place.ledger, key, "first")
+    have(place.ledger, first, str(key), *(f"{number:02}" for number in range(25)))
+    finish(place.ledger.finish(first, DONE))
+    place.age(after=FIRST)
+    finish(place.ledger.planner.prune(most=10))
+    again = claimed(place.ledger, key, "again")
+    have(place.ledger, again, str(key), "new")
+    pruned(place.ledger, most=10)
+    assert ("new", ItemState.DONE) in items(place.ledger, str(key))
+    finish(place.ledger.finish(again, DONE))
+    place.clocks.advance(2 * KEPT_FOR)
+    pruned(place.ledger, most=10)
+    assert items(place.ledger, str(key)) == items(place.ledger, "") == []
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
+def test_a_prune_whose_commit_failed_is_made_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise StoreUnavailable("the ledger is away")
+
+    with closing(PLACES[kind](tmp_path)) as place:
+        key = much_long_ago(place)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(place.ledger), "transacted", away)
+            with pytest.raises(StoreUnavailable):
+                finish(place.ledger.planner.prune(most=10))
+        pruned(place.ledger, most=10)
+        assert finish(place.ledger.find(key)) is None
+        assert items(place.ledger, str(key)) == []
+
+
 def test_a_run_that_failed_stays_as_long_as_it_may_be_repeated_and_so_do_its_items(
     place: Place,
 ) -> None:
@@ -198,20 +255,17 @@ def repeated(ledger: Ledger) -> list[RunKey]:
 def test_a_slot_that_is_repeated_since_it_was_found_to_be_old_is_not_forgotten(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole: Any = SqlitePlanner if kind == "sqlite" else DraftRetention
-    name = "_find_old" if kind == "sqlite" else "_items_of"
-    found, began = getattr(whole, name), []
+    planner = sqlite_planner if kind == "sqlite" else draft_retention
+    began: list[RunKey] = []
 
-    def then_repeated(*what: Any) -> Any:
+    def then_repeated(old: Sequence[RunKey], **rest: Any) -> tuple[list[RunKey], bool]:
         """Have a repeat begin after it was found what is old, and before that is deleted."""
-        answer = found(*what)
-        monkeypatch.setattr(whole, name, found)
         began.extend(repeated(other))
-        return answer
+        return at_once(old, **rest)
 
     with closing(PLACES[kind](tmp_path)) as place:
         key, other = failed_long_ago(place), place.another()
-        monkeypatch.setattr(whole, name, then_repeated)
+        monkeypatch.setattr(planner, "at_once", then_repeated)
         finish(place.ledger.planner.prune(most=2))
         again = key._replace(rerun=1)
         assert began == [again]
@@ -227,7 +281,7 @@ def test_a_run_that_is_pruned_since_it_was_read_is_not_repeated(
     with closing(PLACES[kind](tmp_path)) as place, ThreadPoolExecutor(1) as pool:
         key, other = failed_long_ago(place), place.another()
         with locked(place, "fencepost_job WHERE job = 'old'") as let_go:
-            pruning = pool.submit(finish, place.ledger.planner.prune(most=1))
+            pruning = pool.submit(finish, place.ledger.planner.prune(most=2))
             until(lambda: waits(place, "SET pruned"))
 
             def then_pruned(desk: DraftDesk, what: RunKey) -> RunRecord | None:
@@ -379,9 +433,9 @@ def test_of_one_slot_all_runs_are_let_go_or_none() -> None:
 def test_a_slot_is_never_forgotten_in_parts() -> None:
     keys = [RunKey("a", slot, rerun=rerun) for slot in (1, 2, 3) for rerun in (0, 1)]
     none: dict[Any, int] = {}
-    assert at_once(keys, items=lambda slot: none.get(slot, 0), most=4) == (keys[:4], 0)
-    assert at_once(keys, items=lambda slot: none.get(slot, 0), most=5) == (keys[:4], 0)
-    assert at_once(keys, items=lambda _: 2, most=8) == (keys[:4], 0)
-    assert at_once(keys, items=lambda _: 100, most=50) == (keys[:2], 50)
-    assert at_once(keys, items=lambda _: 0, most=1) == (keys[:2], 0)
-    assert at_once([], items=lambda _: 0, most=1) == ([], 0)
+    assert at_once(keys, items=lambda slot: none.get(slot, 0), most=4) == (keys[:4], False)
+    assert at_once(keys, items=lambda slot: none.get(slot, 0), most=5) == (keys[:4], False)
+    assert at_once(keys, items=lambda _: 2, most=8) == (keys[:4], False)
+    assert at_once(keys, items=lambda _: 100, most=50) == (keys[:2], True)
+    assert at_once(keys, items=lambda _: 0, most=1) == (keys[:2], True)
+    assert at_once([], items=lambda _: 0, most=1) == ([], False)

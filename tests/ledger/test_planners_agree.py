@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from ledgerlab import StillClocks, opened
 
@@ -325,6 +326,10 @@ def agreed_on_a_server(*program: tuple[object, ...]) -> list[object]:
     with closing(ServerClocks()) as clocks:
         space = fresh_namespace()
         clients = [opened_postgres(clocks.url, namespace=space) for _ in range(2)]
+        for client in clients:
+            # The end of a run that was waited for makes what waits due at once on this server only
+            # (test_rousing.py): without the mark it comes due by its time, as everywhere.
+            client.dialect = client.dialect._replace(mark_awaited=None)
         return agreed_by([reference(StillClocks()), Cluster(clocks, *clients)], program)
 
 
@@ -374,6 +379,34 @@ def test_postgres_plans_like_the_reference(
     first: tuple[object, ...], program: list[tuple[object, ...]]
 ) -> None:
     agreed_on_a_server(first, *program)
+
+
+def _tick(room: int, *ends: Settled, only: str | None = None) -> tuple[object, ...]:
+    return "tick", room, [(0, end) for end in ends], False, False, only, 0, ()
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        _tick(0, Settled(State.SUCCEEDED)),
+        _tick(3, Settled(State.SUCCEEDED)),
+        _tick(3, Settled(State.WAITING_RETRY, "error", 20.0, error="Oops")),
+        _tick(3, Settled(State.WAITING_RETRY, "error", 20.0, error="Oops"), only="old"),
+        ("cancel", 0, True),
+    ],
+)
+def test_postgres_agrees_when_a_run_ends_that_a_lane_waits_for(ended: tuple[object, ...]) -> None:
+    lane = Lane(0, "old", NOW, NOW + 180, NOW, spec=spec_of(Every(30)))
+    agreed_on_a_server(
+        ("announce", INSTANCES[0], [Definition("old", spec_of(Every(60)))]),
+        ("pass", 61.0),
+        _tick(3),
+        ("backfill", lane),
+        _tick(3),
+        ended,
+        ("pass", 1.0),
+        _tick(3),
+    )
 
 
 @settings(max_examples=EXAMPLES // 6, deadline=None)

@@ -79,10 +79,10 @@ def judged(folder: Path) -> tuple[bool, bool]:
 def test_copies_from_any_moment_before_a_kill_are_refused_and_the_ledger_never_is(
     tmp_path: Path,
 ) -> None:
-    words = [sys.executable, str(PROGRAM), str(tmp_path), "40", "1"]
+    words = [sys.executable, str(PROGRAM), str(tmp_path), "40", "10", "1"]
     told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     rounds = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
-    assert len(rounds) == 40
+    assert len(rounds) >= 40
     assert sum(bool(one["lacks"]) for one in rounds) >= 10  # else nothing was tried
     for one in rounds:
         assert one["lost"] == [], "the log knows of what the ledger does not"

@@ -1,13 +1,14 @@
-"""Old runs are forgotten a few jobs at a time, and so much of each in one transaction.
+"""A prune looks at 200 jobs and deletes at most `most` runs and items in one transaction.
 
-What is old is found without a lock, and once more when it is locked: a run that has ended never
-changes again, but somebody may have begun to repeat it.
+Only a slot that has more runs than that is deleted at once all the same. What is old is found
+without a lock, and once more when it is locked: a run that has ended never changes again, but
+a backfill may have begun to repeat it.
 """
 
 from __future__ import annotations
 
-from fencepost.ledger.draft_values import shelf_of
-from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, at_once, scopes_of
+from fencepost.ledger.draft_values import place_of, shelf_of
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, LEFT, at_once, scopes_of
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -27,50 +28,54 @@ _JOBS_PRUNED = 200
 
 
 class DraftRetention:
-    """What one process has yet to look at, and to delete."""
+    """Deletes what is old, of some jobs after the others."""
 
     def __init__(self, ledger: DraftLedger) -> None:
         self._ledger, self._sql = ledger, ledger.dialect.retention
         self._space = {"namespace": ledger.namespace}
+        self._left = {**self._space, "left_scope": LEFT, "left_shelf": shelf_of(LEFT)}
         self._after = ""  # the last job that was looked at
-        self._left: Values = {}  # what finds items of a slot that has more than go at once
-        self._over = 0  # and how many those are
 
     def prune(self, most: int) -> int:
         """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
-        if self._over > 0:
-            self._ledger.changed(self._sql.FORGET_ITEMS, {**self._left, "most": most})
-            self._over -= most
+        left = self._ledger.read(self._sql.FIND_LEFT, self._left)
+        if left:
+            self._forget_left({scope: (job, slot, own) for scope, job, slot, own in left}, most)
             return most
         page = {**self._space, "after": self._after, "most": _JOBS_PRUNED}
         jobs = [row[0] for row in self._ledger.read(self._sql.FIND_JOBS_THAT_RAN, page)]
         if not jobs:
             self._after = ""
             return 0
-        wanted = {**self._space, "jobs": jobs, "kept": KEPT_RUNS, "age": KEPT_FOR}
-        found = self._ledger.read(self._sql.FIND_FORGOTTEN, {**wanted, "most": most + 1})
-        old = [RunKey(*row) for row in found]
+        wanted = {**self._space, "jobs": jobs, "kept": KEPT_RUNS, "age": KEPT_FOR, "most": most + 1}
+        old = [RunKey(*row) for row in self._ledger.read(self._sql.FIND_FORGOTTEN, wanted)]
         spans = self._ledger.read(self._sql.FIND_OLD_SPANS, {**wanted, "most": most})
-        chosen, self._over = at_once(old, items=self._items_of(old), most=most)
+        chosen, too_many = at_once(old, items=self._items_of(old), most=most)
         if chosen or spans:
-            self._forget(chosen, spans, wanted, most)
-        if self._over or len(chosen) < len(old) or len(spans) == most:
+            self._forget(chosen, spans, wanted, 0 if too_many else most)
+        if too_many or len(chosen) < len(old) or len(spans) == most:
             return max(most, len(chosen))
         self._after = jobs[-1] if len(jobs) == _JOBS_PRUNED else ""
         return len(chosen)
 
+    def _forget_left(self, scopes: dict[str, Slot], most: int) -> None:
+        """Delete items whose runs are gone, and what records that they are left."""
+        values = {**self._items_in(scopes), "most": most}
+        steps = [(each, values) for each in (self._sql.FORGET_ITEMS, self._sql.FORGET_LEFT)]
+        self._ledger.drafted(lambda draft: draft.commit(*steps))
+
     def _forget(
-        self, chosen: Sequence[RunKey], spans: Sequence[tuple[Any, ...]], wanted: Values, most: int
+        self, chosen: Sequence[RunKey], spans: Sequence[tuple[Any, ...]], wanted: Values, items: int
     ) -> None:
         def inside(draft: Draft) -> None:
             keys: list[RunKey] = []
             if chosen:
                 values = {**self._space, **self._ledger.dialect.runs.keys_of(chosen)}
-                still = (self._sql.FIND_FORGOTTEN, {**wanted, "most": most + 1})
+                still = (self._sql.FIND_FORGOTTEN, wanted)
                 _, rows = draft.ask([(self._sql.LOCK_OLD, values), still])
                 here = {RunKey(*row) for row in rows}
                 keys = [key for key in chosen if key in here]
-            steps = [*self._runs_gone(keys, most), *self._spans_gone(spans)]
+            steps = [*self._runs_gone(keys, items), *self._spans_gone(spans)]
             draft.commit(*steps)
 
         self._ledger.drafted(inside)
@@ -86,24 +91,27 @@ class DraftRetention:
                 counts[shelves[shelf]] = counts.get(shelves[shelf], 0) + count
         return lambda slot: counts.get(slot, 0)
 
-    def _runs_gone(self, keys: Sequence[RunKey], most: int) -> list[Step]:
-        """Return what deletes runs, has their jobs remember it, and deletes their items."""
+    def _runs_gone(self, keys: Sequence[RunKey], items: int) -> list[Step]:
+        """Return what deletes runs, has their jobs remember it, and deletes so many items."""
         if not keys:
-            self._over = 0
             return []
         values = {**self._space, **self._ledger.dialect.runs.keys_of(keys)}
         steps = [(each, values) for each in (*self._sql.FORGET, self._sql.PRUNED)]
-        scopes = scopes_of(keys)
+        found = {**self._items_in(scopes_of(keys)), "most": items}
+        return [*steps, (self._sql.FORGET_ITEMS, found), (self._sql.KEEP_LEFT, found)]
+
+    def _items_in(self, scopes: dict[str, Slot]) -> Values:
+        """Return what finds the items of scopes, and what records that some are left."""
         jobs, slots, manuals = (list(part) for part in zip(*scopes.values(), strict=True))
-        self._left = {
-            **self._space,
+        return {
+            **self._left,
             "of_jobs": jobs,
             "of_slots": slots,
             "of_manuals": manuals,
             "scopes": list(scopes),
             "shelves": [shelf_of(scope) for scope in scopes],
+            "places": [place_of(LEFT, scope) for scope in scopes],
         }
-        return [*steps, (self._sql.FORGET_ITEMS, {**self._left, "most": most})]
 
     def _spans_gone(self, spans: Sequence[tuple[Any, ...]]) -> list[Step]:
         if not spans:

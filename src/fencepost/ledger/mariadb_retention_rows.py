@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencepost.ledger.draft_values import RUN_KEY
 from fencepost.ledger.mariadb_columns import RUN, SPAN, one_of
-from fencepost.ledger.mariadb_said import NOW, each_of, one_by_one, packed_row, said
+from fencepost.ledger.mariadb_said import NOW, PACKED, each_of, one_by_one, packed_row, said
 from fencepost.ledger.retention import KEPT_RUNS
 from fencepost.model.run import TERMINAL
 
@@ -92,6 +92,49 @@ DELETE FROM fencepost_item
         of_manual="of_manuals",
         shelf="shelves",
         scope="scopes",
+    )
+)
+# The scopes of which items are left, each with the slot of its runs.
+KEEP_LEFT = said(
+    one_by_one(
+        f"""
+INSERT IGNORE INTO fencepost_item
+       (namespace, place, shelf, scope, item, state, token, run, `call`, `at`)
+SELECT :namespace, :place, :left_shelf, :left_scope, :scope, 'done', :of_slot, :of_job,
+       :of_manual, {NOW}
+  FROM DUAL
+ WHERE EXISTS (SELECT 1 FROM fencepost_item AS item
+                WHERE item.namespace = :namespace AND item.shelf = :shelf AND item.scope = :scope
+                  AND item.state <> 'begun')""",
+        of_job="of_jobs",
+        of_slot="of_slots",
+        of_manual="of_manuals",
+        shelf="shelves",
+        scope="scopes",
+        place="places",
+    )
+)
+FIND_LEFT = said(f"""
+SELECT JSON_ARRAY(CONVERT(kept.item USING utf8mb4), CONVERT(kept.run USING utf8mb4), kept.token,
+                  CAST(kept.`call` AS SIGNED)) AS {PACKED}
+  FROM fencepost_item AS kept FORCE INDEX (fencepost_item_shelf)
+ WHERE kept.namespace = :namespace AND kept.shelf = :left_shelf AND kept.scope = :left_scope
+   AND NOT EXISTS (SELECT 1 FROM fencepost_run AS run FORCE INDEX (PRIMARY)
+                    WHERE run.namespace = :namespace AND run.job = kept.run
+                      AND run.slot = kept.token AND run.`manual` = CAST(kept.`call` AS SIGNED))
+ LIMIT 1""")
+FORGET_LEFT = said(
+    one_by_one(
+        """
+DELETE kept
+  FROM fencepost_item AS kept
+  LEFT JOIN fencepost_item AS item
+    ON item.namespace = :namespace AND item.shelf = :shelf AND item.scope = :scope
+   AND item.state <> 'begun'
+ WHERE kept.namespace = :namespace AND kept.place = :place AND item.place IS NULL""",
+        shelf="shelves",
+        scope="scopes",
+        place="places",
     )
 )
 # Ranges that the mark has passed, oldest first; each goes unless it has become longer meanwhile.

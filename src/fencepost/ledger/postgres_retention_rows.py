@@ -103,6 +103,32 @@ DELETE FROM fencepost_item AS old
    AND NOT EXISTS (SELECT 1 FROM fencepost_run AS run
                     WHERE run.namespace = :namespace AND run.job = gone.job
                       AND run.slot = gone.slot AND run.manual = gone.manual)""")
+# The scopes of which items are left, each with the slot of its runs.
+KEEP_LEFT = said(f"""
+INSERT INTO fencepost_item
+       (namespace, place, shelf, scope, item, state, token, run, call, at)
+SELECT :namespace, gone.place, :left_shelf::text, :left_scope::text, gone.scope, 'done',
+       gone.slot, gone.job, gone.manual::text, {NOW}
+  FROM unnest(:of_jobs::text[], :of_slots::bigint[], :of_manuals::bigint[], :shelves::text[],
+              :scopes::text[], :places::text[]) AS gone (job, slot, manual, shelf, scope, place)
+ WHERE EXISTS (SELECT 1 FROM fencepost_item AS item
+                WHERE item.namespace = :namespace AND item.shelf = gone.shelf
+                  AND item.scope = gone.scope AND item.state <> 'begun')
+    ON CONFLICT DO NOTHING""")
+FIND_LEFT = said("""
+SELECT kept.item, kept.run, kept.token, kept.call::bigint
+  FROM fencepost_item AS kept
+ WHERE kept.namespace = :namespace AND kept.shelf = :left_shelf AND kept.scope = :left_scope
+   AND NOT EXISTS (SELECT 1 FROM fencepost_run AS run
+                    WHERE run.namespace = :namespace AND run.job = kept.run
+                      AND run.slot = kept.token AND run.manual = kept.call::bigint)
+ LIMIT 1""")
+FORGET_LEFT = said("""
+DELETE FROM fencepost_item AS kept
+ WHERE kept.namespace = :namespace AND kept.place = ANY(:places::text[])
+   AND NOT EXISTS (SELECT 1 FROM fencepost_item AS item
+                    WHERE item.namespace = :namespace AND item.shelf = ANY(:shelves::text[])
+                      AND item.scope = kept.item AND item.state <> 'begun')""")
 # Ranges that the mark has passed, oldest first; each goes unless it has become longer meanwhile.
 FIND_OLD_SPANS = said(f"""
 SELECT old.job, old.first, old.pruned

@@ -13,7 +13,6 @@ from fencepost.model.cohort import GONE_AFTER, joined, winner
 from fencepost.model.definition import JobRecord
 from fencepost.model.every import Edited
 from fencepost.model.plan import Span, newest_due, next_start
-from fencepost.model.rules import rules_from
 from fencepost.model.run import State
 from fencepost.model.schedule import EveryAfter, schedule_from
 
@@ -62,7 +61,7 @@ def announce(
                 nameless = job or JobRecord(definition.job)
                 office.put_job(_defined(nameless, definition, now=office.now)._replace(epoch=0))
                 continue
-            _found(office, job, definition, notes)
+            _begin_job(office, job, definition, notes)
         elif job.digest == definition.digest:
             _known_again(office, job, notes)
         elif _in_force(office, definition, instance):
@@ -144,7 +143,7 @@ def store(office: Office, definitions: Sequence[Definition]) -> int:
         job = office.job(definition.job)
         if job is None or job.retired:
             before = None if job is None else job._replace(retired="")
-            _found(office, before, definition, [], stored=True)
+            _begin_job(office, before, definition, [], stored=True)
         elif job.digest == definition.digest:
             continue
         else:
@@ -226,25 +225,6 @@ def _owe_both(office: Office, lane: Lane, new: Schedule | None, notes: list[Note
         office.put_lane(left)
 
 
-def _undecided(office: Office, job: JobRecord, edited: JobRecord) -> tuple[int, Span | None]:
-    """Return where the new schedule begins, and which slots of the old one it passes by."""
-    new, old = edited.schedule, _schedule(job)
-    mark = max(job.watermark, int(office.now))
-    if old is not None and not isinstance(old, EveryAfter):
-        newest = old.latest(office.now)  # also if it still waits for its jitter
-        first = old.after(job.watermark)
-        if newest is not None and first is not None and first <= newest:
-            # The slot that both have, if it is the newest of both, is due under either.
-            if new is not None and not job.barred and new.latest(office.now) == newest:
-                last = old.latest(newest - 1)
-                mark = newest - 1
-            else:
-                last = newest
-            if last is not None and last >= first:
-                return mark, Span(first, last, State.SKIPPED, "schedule_changed")
-    return mark, None
-
-
 def _passed_between(office: Office, name: str, spans: Sequence[Span], notes: list[Note]) -> None:
     """Record ranges between which slots stay due, and tell of them as of one."""
     for span in spans:
@@ -253,12 +233,6 @@ def _passed_between(office: Office, name: str, spans: Sequence[Span], notes: lis
         alike = [span for span in spans if (span.state, span.reason) == (state, reason)]
         about = (("reason", reason), ("first", alike[0].first), ("last", alike[-1].last))
         notes.append(Note(state.value, name, about=about))
-
-
-def _passed_by(office: Office, name: str, span: Span, notes: list[Note]) -> None:
-    office.span(name, span)
-    about = (("reason", span.reason), ("first", span.first), ("last", span.last))
-    notes.append(Note("skipped", name, about=about))
 
 
 def _over(name: str, schedule: Schedule, *, now: float) -> Note:
@@ -297,7 +271,7 @@ def _in_force(office: Office, definition: Definition, instance: Instance | None)
     return won.digest == definition.digest
 
 
-def _found(
+def _begin_job(
     office: Office,
     job: JobRecord | None,
     definition: Definition,
@@ -308,43 +282,44 @@ def _found(
     """Begin a job: it owes nothing of the past, unless it only has another name now."""
     before = job or JobRecord(definition.job)
     founded = _defined(before, definition, now=office.now)
-    marks: list[int] = []
-    passed: Span | None = None
+    gone_on: list[edits.Edit] = []
     for alias in definition.aliases:
         old = office.job(alias)
         if old is not None and _goes_on(old):
             if old.paused:
                 founded = founded._replace(paused=old.paused, paused_until=old.paused_until)
-            mark, span = old.watermark, None
-            if old.lasting != definition.spec:
-                mark, span = _undecided(office, old, founded)
-            elif old.spec != old.lasting:  # what is left of an earlier edit goes along
-                founded = founded._replace(spec=old.spec)
-            marks.append(mark)
-            if span is not None:  # of two names it is one range: their slots may be the same
-                passed = span if passed is None else _joined(passed, span)
+            gone_on.append(_renamed(old, founded, now=office.now))
             _end_waiting(office, alias, State.SKIPPED, "renamed")
             office.put_job(old._replace(retired=f"renamed to {definition.job}", next_due=None))
             notes.append(Note("renamed", definition.job, about=(("was", alias),)))
-    if passed is not None and passed.last > before.watermark:
-        # A name that had slots of its own before has those on record already.
-        first = max(passed.first, before.watermark + 1)
-        _passed_by(office, definition.job, passed._replace(first=first), notes)
-    mark = max(before.watermark, min(marks, default=int(office.now)))
-    schedule, rules = founded.schedule, rules_from(definition.rules)
-    due = None if schedule is None else next_start(schedule, rules, definition.job, mark)
+    # Of two names the one counts that was decided up to an earlier slot.
+    fresh = edits.Edit(founded.schedule, int(office.now))
+    done = min(gone_on, key=lambda each: each.watermark, default=fresh)
+    # A name that had slots of its own before has those on record already.
+    since = before.watermark + 1
+    passed = [span._replace(first=max(span.first, since)) for span in done.passed]
+    _passed_between(office, definition.job, [one for one in passed if one.last >= since], notes)
+    schedule, mark = done.schedule, max(before.watermark, done.watermark)
+    due = None if schedule is None else next_start(schedule, founded.catching_up, founded.job, mark)
     if due is None and schedule is not None:
         notes.append(_over(definition.job, schedule, now=office.now))
-    office.put_job(founded._replace(watermark=mark, next_due=due, stored=stored))
+    spec = "" if schedule is None else schedule.spec
+    office.put_job(
+        founded._replace(spec=spec, watermark=mark, next_due=due, owed=done.owed, stored=stored)
+    )
+
+
+def _renamed(old: JobRecord, founded: JobRecord, *, now: float) -> edits.Edit:
+    """Decide where a job stands that takes the place of one with another name."""
+    if old.lasting == founded.spec:  # what is left of an earlier edit goes along, and what is owed
+        return edits.Edit(_schedule(old) or founded.schedule, old.watermark, old.owed)
+    agenda = old.agenda._replace(job=founded.job)
+    return edits.edit(_schedule(old), founded.schedule, founded.catching_up, agenda, now=now)
 
 
 def _goes_on(old: JobRecord | None) -> bool:
     """Say whether a job is there that another name can take over from."""
     return old is not None and not old.retired and bool(old.epoch)
-
-
-def _joined(one: Span, other: Span) -> Span:
-    return one._replace(first=min(one.first, other.first), last=max(one.last, other.last))
 
 
 def _known_again(office: Office, job: JobRecord, notes: list[Note]) -> None:
@@ -399,7 +374,7 @@ def _look_again(office: Office, name: str, gone: InstanceRecord, notes: list[Not
 
 def pause(office: Office, name: str, *, reason: str, until: float) -> JobRecord:
     """Let the slots of a job pass from now on, each recorded as skipped."""
-    job = found(office, name)
+    job = job_that_must_be_there(office, name)
     paused = job._replace(paused=reason or "paused", paused_until=until)
     office.put_job(paused)
     return paused
@@ -407,7 +382,7 @@ def pause(office: Office, name: str, *, reason: str, until: float) -> JobRecord:
 
 def resume(office: Office, name: str) -> JobRecord:
     """Let a job run again: what came due meanwhile is on record, and does not fire."""
-    job = found(office, name)
+    job = job_that_must_be_there(office, name)
     if job.retired:
         raise Misuse(
             f"job {name!r} is retired ({job.retired}) and does not come back: "
@@ -435,7 +410,7 @@ def resume(office: Office, name: str) -> JobRecord:
 
 def retire(office: Office, name: str, *, reason: str) -> JobRecord:
     """End a job for good, but for its name; what waits of it ends, what runs may finish."""
-    job = found(office, name)
+    job = job_that_must_be_there(office, name)
     if not job.retired:
         _end_waiting(office, name, State.SKIPPED, "retired")
         for run in office.idle(name):
@@ -464,7 +439,7 @@ def backfill(office: Office, lane: Lane) -> Lane:
     and grows: a second lane beside the first would repeat what that has repeated. One that goes
     from its newest slot back cannot grow there, so another takes what is newer.
     """
-    job = found(office, lane.job)
+    job = job_that_must_be_there(office, lane.job)
     for known in office.lanes(lane.job):
         same = (known.job, known.start, known.existing, known.trigger)
         if (
@@ -482,8 +457,8 @@ def backfill(office: Office, lane: Lane) -> Lane:
     return office.put_lane(lane._replace(created_at=office.now))
 
 
-def found(office: Office, name: str) -> JobRecord:
-    """Return a job that must be there."""
+def job_that_must_be_there(office: Office, name: str) -> JobRecord:
+    """Return a job, or raise ``UnknownJob``."""
     job = office.job(name)
     if job is None:
         raise UnknownJob(name, known=[])

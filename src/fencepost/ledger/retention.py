@@ -1,11 +1,16 @@
-"""What of a job's past may be forgotten. That it was is never forgotten: the watermark stays.
+"""Which runs of a job are deleted, and when. The job's `pruned` keeps the newest slot that was.
 
-A run is forgotten once it is old, and there are many newer ones. The runs of one slot go together:
+A run is deleted once it is old, and there are many newer ones. The runs of one slot go together:
 of a run that failed and the one that repeated it with success, the former must not remain alone.
 With them go their events, counters and items, but not what is in doubt, nor what the whole job has
 done once for all its slots. Ranges go once the mark has passed them: up to there nothing is made.
 As long as slots are being made up, all runs from there on stay: whether a slot was done is then
 known from its runs, and never from the mark alone.
+
+Runs go before their items: without its runs a slot counts as done, and is not repeated; with its
+runs and without its items it would repeat effects. A slot may have more items than are deleted at
+once. Then the commit that deletes its runs records the scopes of those items in the ledger, and
+any process deletes them later.
 """
 
 from __future__ import annotations
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
 
 # Of each job so many of the newest runs are kept, and all that are younger than this.
 KEPT_RUNS, KEPT_FOR = 100, 30 * 86400.0
+# The scopes whose items are yet to be deleted are recorded as items of this scope, which no job can
+# have, each with the slot of its runs.
+LEFT = ""
 # What went wrong is kept for twice as long.
 _WRONG = frozenset({State.FAILED, State.TIMED_OUT})
 
@@ -64,11 +72,11 @@ def longer(state: State) -> int:
 
 def at_once(
     old: Sequence[RunKey], *, items: Callable[[Slot], int], most: int
-) -> tuple[list[RunKey], int]:
-    """Return which of some old runs to forget in one transaction, and how many items that leaves.
+) -> tuple[list[RunKey], bool]:
+    """Return which of some old runs to delete in one transaction, and whether they are too many.
 
-    So many runs and items as ``most``, and no slot in parts. A slot that has more of them by itself
-    goes alone, and so many of its items: the others are to be deleted later.
+    They and their items are ``most`` at most, and no slot is deleted in parts. A slot that has more
+    runs and items is too much: its runs are deleted alone, and its items later.
     """
     slots: dict[Slot, list[RunKey]] = {}
     for key in old:
@@ -76,14 +84,11 @@ def at_once(
     chosen: list[RunKey] = []
     cost = 0
     for slot, keys in slots.items():
-        own = items(slot)
-        cost += len(keys) + own
-        if chosen and cost > most:
-            break
-        chosen += keys
+        cost += len(keys) + items(slot)
         if cost > most:
-            return chosen, max(0, own - most)
-    return chosen, 0
+            return (chosen, False) if chosen else (keys, True)
+        chosen += keys
+    return chosen, False
 
 
 def scopes_of(keys: Iterable[RunKey]) -> dict[str, Slot]:

@@ -14,7 +14,7 @@ from fencepost.ledger import (
     sqlite_retention_rows as rows,
 )
 from fencepost.ledger.planning import Note, Slots, Ticked
-from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, at_once, scopes_of
+from fencepost.ledger.retention import KEPT_FOR, KEPT_RUNS, LEFT, at_once, scopes_of
 from fencepost.ledger.sqlite_desk import SqliteDesk
 from fencepost.ledger.sqlite_rows import job_of, run_of
 from fencepost.ledger.ticking import tick
@@ -59,8 +59,6 @@ class SqlitePlanner:
         self._world, self._ledger = world, ledger
         self._leases, self._namespace = ledger.leases, ledger.leases.namespace
         self._pruned_to = ""  # the last job that was looked at for what is old
-        self._left: Sequence[RunKey] = ()  # gone, but of their slot there are items yet
-        self._over = 0  # so many
 
     async def announce(
         self, instance: Instance | None, definitions: Sequence[Definition]
@@ -266,23 +264,23 @@ class SqlitePlanner:
 
     def _prune(self, most: int) -> int:
         """Forget what is old of the next jobs in turn; again of the same ones, if there is more."""
-        if self._over > 0:
-            self._office(lambda _, db: self._forget_items(db, self._left, most), False)  # noqa: FBT003 -- as above
-            self._over -= most
+        space, start = self._namespace, self._pruned_to
+        left = self._ledger.read(lambda db: db.execute(rows.FIND_LEFT, (space, LEFT)).fetchone())
+        if left is not None:
+            self._office(lambda _, db: self._forget_left(db, left, most), False)  # noqa: FBT003 -- as above
             return most
-        start = self._pruned_to
         old = self._ledger.read(lambda db: self._find_old(db, start, most))
-        chosen, over = at_once(old.runs, items=lambda slot: old.items.get(slot, 0), most=most)
+        chosen, too_many = at_once(old.runs, items=lambda slot: old.items.get(slot, 0), most=most)
 
         def work(desk: SqliteDesk, db: Connection) -> bool:
             still = set(self._find_old(db, start, most).runs)  # nobody repeats one of them by now
             runs = [key for key in chosen if key in still]
-            return not desk.off and self._forget(db, runs, old.spans, most)
+            items = 0 if too_many else most
+            return not desk.off and self._forget(db, runs, old.spans, items)
 
         if (chosen or old.spans) and not self._office(work, False):  # noqa: FBT003 -- as above
             return 0
-        self._left, self._over = chosen, over
-        if over or len(chosen) < len(old.runs) or len(old.spans) == most:
+        if too_many or len(chosen) < len(old.runs) or len(old.spans) == most:
             return max(most, len(chosen))
         self._pruned_to = old.jobs[-1] if len(old.jobs) == _JOBS_PRUNED else ""
         return len(chosen)
@@ -312,18 +310,23 @@ class SqlitePlanner:
         db: Connection,
         runs: Sequence[RunKey],
         spans: Sequence[tuple[str, int, int]],
-        most: int,
+        items: int,
     ) -> bool:
         for key in runs:
             for statement in (rows.FORGET_LEASE, *rows.FORGET):
                 db.execute(statement, (self._namespace, *key))
             if not key.manual:
                 db.execute(rows.PRUNED, (key.slot, self._namespace, key.job))
-        self._forget_items(db, runs, most)
+        space, now = self._namespace, self._world.clocks.wall()
+        for scope, (job, slot, manual) in scopes_of(runs).items():
+            db.execute(rows.FORGET_ITEMS, (space, scope, items, job, slot, manual))
+            db.execute(rows.KEEP_LEFT, (space, LEFT, scope, job, slot, str(manual), now))
         for span in spans:
             db.execute(rows.FORGET_SPAN, (self._namespace, *span))
         return True
 
-    def _forget_items(self, db: Connection, runs: Sequence[RunKey], most: int) -> None:
-        for scope, slot in scopes_of(runs).items():
-            db.execute(rows.FORGET_ITEMS, (self._namespace, scope, most, *slot))
+    def _forget_left(self, db: Connection, left: tuple[str, str, int, int], most: int) -> None:
+        """Delete items whose runs are gone, and what records that they are left."""
+        scope, *slot = left
+        db.execute(rows.FORGET_ITEMS, (self._namespace, scope, most, *slot))
+        db.execute(rows.FORGET_LEFT, (self._namespace, LEFT, scope))

@@ -69,6 +69,25 @@ DELETE FROM fencepost_item
                  LIMIT ?3)
    AND NOT EXISTS (SELECT 1 FROM fencepost_run
                     WHERE namespace = ?1 AND job = ?4 AND slot = ?5 AND manual = ?6)"""
+# A scope of which items are left, with the slot of its runs.
+KEEP_LEFT = """
+INSERT OR IGNORE INTO fencepost_item (namespace, scope, item, state, token, run, call, at)
+SELECT ?1, ?2, ?3, 'done', ?5, ?4, ?6, ?7
+ WHERE EXISTS (SELECT 1 FROM fencepost_item
+                WHERE namespace = ?1 AND scope = ?3 AND state <> 'begun')"""
+FIND_LEFT = """
+SELECT item, run, token, CAST(call AS INTEGER)
+  FROM fencepost_item AS kept
+ WHERE namespace = ?1 AND scope = ?2
+   AND NOT EXISTS (SELECT 1 FROM fencepost_run
+                    WHERE namespace = ?1 AND job = kept.run AND slot = kept.token
+                      AND manual = CAST(kept.call AS INTEGER))
+ LIMIT 1"""
+FORGET_LEFT = """
+DELETE FROM fencepost_item
+ WHERE namespace = ?1 AND scope = ?2 AND item = ?3
+   AND NOT EXISTS (SELECT 1 FROM fencepost_item
+                    WHERE namespace = ?1 AND scope = ?3 AND state <> 'begun')"""
 # Ranges that the mark has passed, oldest first; each goes unless it has become longer meanwhile.
 FIND_OLD_SPANS = """
 SELECT span.job, span.first, known.pruned

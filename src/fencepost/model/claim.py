@@ -1,7 +1,7 @@
 """To claim a slot is to decide, in one transaction of the ledger, who may run it and who may not.
 
-``decide`` is that decision. It reads facts and returns a value; the ledger carries it out. All that
-it can say: go; it has ended; somebody has it; not yet; another run comes first.
+``decide`` is that decision. It reads facts and returns a value; the ledger carries it out.
+``Verdict`` lists all that it can say.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fencepost.model.claim_order import (
 from fencepost.model.divided import in_place_of, is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
 from fencepost.model.lease import Grant, Holder
-from fencepost.model.name import base
+from fencepost.model.name import base, permits
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap, Policy, loss_pause
 from fencepost.model.rules import CatchUp
@@ -203,7 +203,7 @@ def leases_of(want: Want) -> list[str]:
     """Return the leases of which a run needs one: the lock itself, or its permits."""
     if want.policy.overlap is not Overlap.ALLOW:
         return [want.lock]
-    return [f"{want.lock}#{n}" for n in range(1, want.policy.max_concurrent + 1)]
+    return permits(want.lock, limit=want.policy.max_concurrent)
 
 
 def looked_at(want: Want) -> list[str]:

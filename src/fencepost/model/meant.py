@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fencepost.model.claim import FOREVER
 from fencepost.model.named import NamedTuple
-from fencepost.model.schedule import due_slot
+from fencepost.model.schedule import due_slot, tolerance
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ def newest_slot(job: str, schedule: Schedule, *, now: float) -> Meant | None:
         return None
     until, coming = FOREVER, schedule.after(slot)
     if coming is not None:
-        until = max(coming - min(EARLY, (coming - slot) / 10), now + SLACK)
+        until = max(coming - tolerance(slot, coming, early=EARLY), now + SLACK)
     return Meant(RunKey(job, slot), float(slot), until)
 
 

@@ -88,8 +88,13 @@ def due_slot(schedule: Schedule, now: float, *, early: float = 1.0) -> int | Non
         return None
     newest, coming = schedule.latest(now), schedule.after(now)
     if coming is not None and newest is not None:
-        early = min(early, (coming - newest) / 10)
+        early = tolerance(newest, coming, early=early)
     return newest if coming is None or coming - now > early else coming
+
+
+def tolerance(slot: int, coming: int, *, early: float) -> float:
+    """Return how many seconds before the ``coming`` slot a trigger means that one already."""
+    return min(early, (coming - slot) / 10)
 
 
 def upcoming(schedule: Schedule, *, after: float, count: int) -> list[int]:

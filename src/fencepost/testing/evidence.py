@@ -122,7 +122,8 @@ def _until(run: RunRecord, end: RunEvent | None) -> float:
 def history_of(evidence: Evidence) -> list[Event]:
     """Return what the records add up to, as the history that the simulator's checkers read."""
     events = grouped(evidence.events)
-    shared = {base(lease.name) for lease in evidence.leases if "#" in lease.name}
+    names = (lease.name for lease in evidence.leases)
+    shared = {base(name) for name in names if base(name) != name}
     return [
         event
         for run in evidence.runs

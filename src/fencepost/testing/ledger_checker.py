@@ -22,6 +22,8 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL
+from fencepost.model.every import Edited
+from fencepost.model.name import base
 from fencepost.model.run import LAPSED, State
 from fencepost.model.schedule import EveryAfter, schedule_from
 from fencepost.model.slot import shown
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from fencepost.ledger.planning import Lane, SpanRecord
     from fencepost.model.definition import JobRecord
     from fencepost.model.run import RunRecord
+    from fencepost.model.schedule import Schedule
     from fencepost.testing.checker import Violation
     from fencepost.testing.evidence import Attempt, Evidence
 
@@ -189,7 +192,7 @@ def _left_running(evidence: Evidence) -> Iterator[Finding]:
         later = newest.get(run.lease)
         if run.state is not State.RUNNING or later is None or later.token <= run.token:
             continue
-        if "#" not in run.lease and (run.key, run.token) not in lapsed:
+        if run.lease == base(run.lease) and (run.key, run.token) not in lapsed:
             says = f"{run.key} still runs, and {later.key} had its lock {run.lease!r} after it"
             yield Finding("one at once", says, (run, later))
 
@@ -344,7 +347,10 @@ class _Walk:
                 yield Finding("every slot", says, (run,), (inside,))
 
     def _ahead(self) -> Iterator[Finding]:
-        """Find what was decided above the watermark, which moves with each decision, never back."""
+        """Find what was decided above the watermark, which moves with each decision, never back.
+
+        Only an edit records ranges above it: those between the slots that are still due.
+        """
         if self._mark is None:
             return
         name, mark = f"job {self._job.job!r}", shown(self._mark)
@@ -352,7 +358,13 @@ class _Walk:
         if above:
             says = f"{name} is decided up to {mark}, and {above[0].key} is above that"
             yield Finding("every slot", says, tuple(above[:_NAMED]))
-        spans = [span for span in self._spans if span.span.last > self._mark]
+        edited = int(self._job.effective_from)
+        spans = [
+            span
+            for span in self._spans
+            if span.span.last > self._mark
+            and not (span.span.reason == "schedule_changed" and span.span.last <= edited)
+        ]
         if spans:
             last = shown(spans[0].span.last)
             says = f"{name} is decided up to {mark}, and a range reaches to {last}"
@@ -387,7 +399,7 @@ class _Walk:
 
     def _zoned(self) -> bool:
         """Say whether the schedule follows a time zone, whose rules may have been others then."""
-        return getattr(self._job.schedule, "tz", "UTC") != "UTC"
+        return _zoned(self._job.schedule)
 
     def _holes(self) -> Iterator[int]:
         job = self._job
@@ -418,6 +430,12 @@ class _Walk:
     def _after(self, slot: int) -> RunRecord | None:
         slots = [other for other in self._runs if other > slot]
         return self._runs[min(slots)] if slots else None
+
+
+def _zoned(schedule: Schedule | None) -> bool:
+    if isinstance(schedule, Edited):
+        return _zoned(schedule.was) or _zoned(schedule.now)
+    return getattr(schedule, "tz", "UTC") != "UTC"
 
 
 def _waits(lane: Lane, slot: int) -> bool:

@@ -28,6 +28,7 @@ A ledger alone has ``concluded`` instead of settled: how the body was left is no
 
 from __future__ import annotations
 
+from fencepost.model.name import base
 from fencepost.model.run import State, legal
 from fencepost.testing.checker import Violation, check, in_order
 
@@ -206,7 +207,7 @@ class _Reader:
         run.starts = event.number
         if run.loss and policy.get("on_loss") == "fail":
             self._found("on loss", f"{run.key} was claimed again after an attempt was lost")
-        _, _, permit = event.name.partition("#")
+        permit = event.name.removeprefix(base(event.name))[1:]
         if permit and int(permit) > int(policy.get("limit", permit)):
             self._found("limit", f"{run.key} runs on {event.name!r} of {policy['limit']}")
 

@@ -1,7 +1,8 @@
-"""How leases lean on the pulse of their process, and how others find out that it has ended.
+"""A lease ends early if the session that proves its process alive has ended.
 
-One proof serves all leases of a process, however many there are. Whoever looks at others notes
-since when it knows a pulse to be silent: that never ends again, for its key was one session's only.
+This file keeps which leases depend on which session, and when that was last proven. One proof
+serves all leases of a process, however many there are. Whoever looks at others notes since when it
+knows a pulse to be silent: that never ends again, for its key was one session's only.
 """
 
 from __future__ import annotations
