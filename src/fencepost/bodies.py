@@ -52,11 +52,11 @@ def called_here(body: Callable[[], Any]) -> Any:
 
     In any other one the body has raised it, and to give the run back would be to try it for ever.
     """
-    import threading
-
     try:
         return body()
     except BaseException as error:
+        import threading
+
         ordinary = isinstance(error, Exception | SystemExit)
         if ordinary or threading.current_thread() is threading.main_thread():
             raise

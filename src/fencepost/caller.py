@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fencepost.jobs import Job
     from fencepost.ledger.api import Ledger
     from fencepost.model.outcome import Outcome
+    from fencepost.model.schedule import Schedule
     from fencepost.model.slot import RunKey
     from fencepost.world.api import Clocks
 
@@ -43,7 +44,14 @@ class CallersClock:
         self._clocks, self._emit, self._host = clocks, emit, host
         self._off = 0.0
 
-    def note(self, off: float) -> None:
+    def compare(self, now: float, asked: float) -> None:
+        """Compare our clock with the ledger's, which showed ``now`` after we had ``asked``."""
+        if not -SLACK <= asked - now <= SLACK:
+            self._note(clock_off(now, asked=asked, answered=self._clocks.wall()))
+        elif self._off:
+            self._note(0.0)
+
+    def _note(self, off: float) -> None:
         """Take note how far our clock is ahead of the ledger's; 0 if the two agree."""
         if bool(off) != bool(self._off):
             what = "clock_disagrees" if off else "clock_agrees"
@@ -59,7 +67,7 @@ class CallersClock:
         """Return the time of the ledger's clock."""
         asked = self._clocks.wall()
         now = await ledger.now()
-        self.note(clock_off(now, asked=asked, answered=self._clocks.wall()))
+        self.compare(now, asked)
         return now
 
 
@@ -76,7 +84,10 @@ class Asked(NamedTuple):
         if self.manual:
             return manual_run(job.name, now=now)
         if slot is not None:
-            return given_slot(job.name, _produced(job, instant(slot)))
+            whole = instant(slot)
+            if job.schedule is not None:
+                _refuse_unproduced(job, job.schedule, whole)
+            return given_slot(job.name, whole)
         if job.schedule is None:
             raise BadSlot(
                 f"job {job.name!r} has no schedule to tell the slot from: give slot=…, or "
@@ -103,12 +114,11 @@ class Asked(NamedTuple):
         return key
 
 
-def _produced(job: Job, slot: int) -> int:
-    if job.schedule is not None and not job.schedule.contains(slot):
-        near = job.schedule.latest(slot)
+def _refuse_unproduced(job: Job, schedule: Schedule, slot: int) -> None:
+    if not schedule.contains(slot):
+        near = schedule.latest(slot)
         hint = "" if near is None else f"; the one before is {shown(near)}"
-        raise BadSlot(f"{shown(slot)} is no slot of job {job.name!r} ({job.schedule}){hint}")
-    return slot
+        raise BadSlot(f"{shown(slot)} is no slot of job {job.name!r} ({schedule}){hint}")
 
 
 async def trigger_next(doors: Doors, errand: Errand, outcome: Outcome) -> Outcome:

@@ -284,15 +284,15 @@ class Working:
                 job.policy,
                 job.lock_of(key.slot),
                 "manual" if key.manual else trigger_name,
-                can_be_alone=self._active == 0 or self.can_be_apart(job),
-                new=asked.manual,
+                self._active == 0 or self.can_be_apart(job),
+                asked.manual,
                 since=since,
                 until=until,
             )
 
         carry_out = partial(self.carry_out, job)
         abandon = self._holding.keeper.abandon
-        return Errand(want, carry_out, abandon, patience, asked.meant_at, self.clock.note)
+        return Errand(want, carry_out, abandon, patience, asked.meant_at, self.clock.compare)
 
     def can_be_apart(self, job: Job) -> bool:
         """Say whether a job can have a process of its own."""
@@ -359,8 +359,7 @@ class Working:
                 hold.lean.end()
             hold.beat = None  # else the two would keep each other until a collection
             # Whatever became of it, nobody here needs the lease any more.
-            theirs = course.handed_off or course.foreign()
-            if ended is None and course.crashed is None and not theirs:
+            if ended is None and course.crashed is None and not _is_elsewhere(course):
                 keeper.abandon(hold.name, hold.nonce)
         if ended is None and course.crashed is not None:
             return await self._crashed(course, course.crashed)
@@ -491,6 +490,11 @@ def _pulse_of(store: LeaseStore) -> int | None:
     """Return what vouches for this process, for children that keep a copy; None if nothing does."""
     pulse = getattr(getattr(store, "pulse", None), "fd", -1)
     return pulse if pulse >= 0 else None
+
+
+def _is_elsewhere(course: Course) -> bool:
+    """Say whether another process has the run by now, or this one is a fork's copy."""
+    return course.handed_off or course.foreign()
 
 
 def _leave(store: LeaseStore, nonce: str) -> None:

@@ -308,20 +308,20 @@ def test_a_child_of_a_fork_has_a_cell_of_its_own(tmp_path: Path) -> None:
 def test_a_cell_that_is_removed_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger.db-live"
     own = Cells(str(folder))
-    assert own.write("one", pid=os.getpid())
+    assert own.write("one")
     (name,) = own.read()
     own.remove([name], dead=True)
     assert own.read() == {name: "one"}  # for its process lives
     (folder / name).unlink()
     own._look_at = 0.0  # a second later
-    assert own.write("two", pid=os.getpid())
+    assert own.write("two")
     assert list(own.read().values()) == ["two"]
     own.close()
 
 
 def test_a_torn_cell_says_nothing(tmp_path: Path) -> None:
     own = Cells(str(tmp_path))
-    own.write("all of it", pid=os.getpid())
+    own.write("all of it")
     (name,) = own.read()
     whole = (tmp_path / name).read_bytes()
     for size in range(len(whole)):
@@ -329,7 +329,7 @@ def test_a_torn_cell_says_nothing(tmp_path: Path) -> None:
         assert own.read() == {}
     (tmp_path / name).write_bytes(whole)
     assert own.read() == {name: "all of it"}
-    own.write("less", pid=os.getpid())  # over what was longer
+    own.write("less")  # over what was longer
     assert own.read() == {name: "less"}
     own.close()
 

@@ -134,8 +134,10 @@ class JobErrand:
         meant = asked.meant(now=clocks.wall()) or await asked.meant_there(self.ledger, self._clock)
         self._key = meant.key
         # Without patience of our own it is the policy that says how long to wait for others.
-        patience, note = self.wanted.wait or None, self._clock.note
-        errand = Errand(self._want, self._attempt, self._give_back, patience, self._meant_at, note)
+        patience, compare = self.wanted.wait or None, self._clock.compare
+        errand = Errand(
+            self._want, self._attempt, self._give_back, patience, self._meant_at, compare
+        )
         while True:
             outcome = await trigger(Doors(self._waiting, self.ledger), errand, meant)
             if outcome.reason == "taken":  # the number is: the next one may be free

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fencepost.errors import LeaseLost, Lost, NoThread, OutcomeUnknown
 from fencepost.flows.attempt import described
-from fencepost.flows.course import Course, insist
+from fencepost.flows.course import Course, always, insist
 from fencepost.model.alarm import (
     NOT_BEGUN,
     RELEASED,
@@ -54,7 +54,7 @@ class AlarmCourse(Course):
         policy: AlarmPolicy,
         *,
         emit: Emit,
-        chatty: Callable[[], bool] | bool = True,
+        chatty: Callable[[], bool] = always,
     ) -> None:
         record = claimed.record
         run = RunRecord(
@@ -178,7 +178,7 @@ async def conclude(
 def _tell(emit: Emit, course: AlarmCourse, end: AlarmEnd, failure: Failure | None) -> None:
     record, became = course.alarm, end.became
     if became is Became.DONE:
-        if course.chatty:
+        if course.chatty():
             again = None if end.record is None else f"{end.record.due_at:.3f}"
             say(emit, "alarm_fired", record, attempt=record.attempt, next_due_at=again)
         return

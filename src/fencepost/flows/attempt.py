@@ -62,7 +62,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
     that leaves the body ends nothing: the run is its parent's. A body that has handed the run off
     ends nothing either, unless it raises.
     """
-    if course.chatty or course.run.starts > 1:
+    if course.chatty() or course.run.starts > 1:
         say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
     try:
         course.check()  # it may have waited for its turn for longer than its lease
@@ -180,7 +180,7 @@ async def conclude(
     except Lost as lost:
         say(emit, "lost", course, reason=str(lost))
         return None
-    if course.chatty or run.state is not State.SUCCEEDED or course.doubts:
+    if course.chatty() or run.state is not State.SUCCEEDED or course.doubts:
         _tell(emit, course, run)
     return run
 

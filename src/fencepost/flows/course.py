@@ -61,6 +61,11 @@ class Doors(NamedTuple):
     ends: Ends | None = None  # who records how attempts end, if not each for itself
 
 
+def always() -> bool:
+    """Say yes, for one whose events somebody always listens to."""
+    return True
+
+
 class Course:
     """One attempt under way. What most attempts never change is of the class: there are many."""
 
@@ -102,10 +107,11 @@ class Course:
         hold: Hold,
         policy: Policy,
         *,
-        chatty: Callable[[], bool] | bool = True,
+        chatty: Callable[[], bool] = always,
     ) -> None:
         self.run, self.hold, self.policy = run, hold, policy
-        self._chatty = chatty
+        # Says whether anybody listens to what goes well: somebody may begin to at any time.
+        self.chatty = chatty
         holder = run.holder
         self.attempt = Attempt(run.key, run.token, holder.nonce, run.lease, str(holder), run)
         self.deadline = None if policy.timeout is None else hold.trust.confirmed + policy.timeout
@@ -128,12 +134,6 @@ class Course:
         """Go on with an attempt that another process began, and that has ``left`` of its time."""
         self.adopted = True
         self.deadline = None if left is None else self._boottime() + left
-
-    @property
-    def chatty(self) -> bool:
-        """Whether anybody listens to what goes well: somebody may have begun to meanwhile."""
-        chatty = self._chatty
-        return chatty if isinstance(chatty, bool) else chatty()
 
     @property
     def items(self) -> str:
@@ -174,9 +174,9 @@ class Course:
         self.check_held()
         if self.cancelled:
             raise RunCancelled(str(self.run.key))
-        if self.overdue and not saving:
+        if self.recall_at is not None and self.overdue and not saving:
             raise RunRecalled(str(self.run.key))
-        if self.late:
+        if self.deadline is not None and self.late:
             assert self.policy.timeout is not None, "only what has a timeout can be late"
             raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
 

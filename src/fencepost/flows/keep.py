@@ -151,12 +151,13 @@ class Hold:
         That ends with the lease: what nobody can prove is not renewed. Or with ``patience``: then
         it is still unproven.
         """
-        began = boottime()
-        while (current := self.phase(now := boottime())) is Phase.UNPROVEN:
+        now = began = boottime()
+        while (current := self.phase(now)) is Phase.UNPROVEN:
             assert self.lean is not None, "else there is nothing to be proven"
             if now - began >= self.patience:
                 break
             self.lean.wait(min(_GLANCE, self.patience, self.trust.until - now))
+            now = boottime()
         return current
 
     def why_not_ours(self, boottime: Callable[[], float]) -> str | None:

@@ -10,7 +10,7 @@ from fencepost.errors import BadSlot, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
 from fencepost.model.ending import STORE_FAULT
-from fencepost.model.meant import SLACK, Meant, by_ledger, clock_off, comes_in
+from fencepost.model.meant import Meant, by_ledger, comes_in
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record
 from fencepost.model.run import State
@@ -45,8 +45,8 @@ class Errand(NamedTuple):
     ``want`` makes a request with a nonce of its own. ``carry_out`` attempts what was claimed with
     a request sent at the given instant; None means that it was lost. ``abandon`` gives back
     whatever a nonce may have been granted. ``meant_at`` returns which run is meant at a time of the
-    ledger's clock, or raises ``BadSlot``. ``tell_clock`` hears how far the caller's clock is ahead
-    of the ledger's, 0 if the two agree.
+    ledger's clock, or raises ``BadSlot``. ``compare_clocks`` hears what the ledger's clock showed,
+    and what the caller's had shown before the ledger was asked.
     """
 
     want: Callable[[Meant], Want]
@@ -54,7 +54,7 @@ class Errand(NamedTuple):
     abandon: Callable[[str, str], None]
     patience: float | None = None  # how long to wait for what others have; None: as policy says
     meant_at: Callable[[float], RunKey] | None = None
-    tell_clock: Callable[[float], None] | None = None
+    compare_clocks: Callable[[float, float], None] | None = None
 
 
 async def trigger(doors: Doors, errand: Errand, meant: Meant) -> Outcome:
@@ -87,7 +87,8 @@ class _Seeing:
             want = want._replace(new=False)  # by now it is, and it may be claimed again
         asked = self._doors.world.clocks.wall()
         sent, claimed = await claim(self._doors, want, abandon=self._errand.abandon)
-        self._compare_clocks(claimed.now, asked=asked)
+        if self._errand.compare_clocks is not None:
+            self._errand.compare_clocks(claimed.now, asked)
         if claimed.verdict is Verdict.OTHER_TIME:
             await self._choose_again(claimed.now)
             return None
@@ -98,13 +99,6 @@ class _Seeing:
         if outcome is None:
             self._meant = Meant(key)  # it is settled which run is meant, however long it takes
         return outcome
-
-    def _compare_clocks(self, now: float, *, asked: float) -> None:
-        if self._errand.tell_clock is not None:
-            off = 0.0
-            if not -SLACK <= asked - now <= SLACK:
-                off = clock_off(now, asked=asked, answered=self._doors.world.clocks.wall())
-            self._errand.tell_clock(off)
 
     async def _not_now(self, want: Want, claimed: Claimed) -> Outcome | None:
         """Do what an answer asks for that lets no attempt begin."""

@@ -22,7 +22,7 @@ from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.run import TERMINAL, RunEvent, RunRecord, State, newest
-from fencepost.model.witnessed import Commit, commit_line, run_line
+from fencepost.model.witnessed import Commit, commit_line
 from fencepost.world.sqlite import PATIENCE
 
 TYPE_CHECKING = False
@@ -38,13 +38,16 @@ if TYPE_CHECKING:
     from fencepost.model.item import Found, ItemRecord, ItemState
     from fencepost.model.slot import RunKey
     from fencepost.stores.sqlite import SqliteStore
-    from fencepost.world.api import World
+    from fencepost.world.api import Flow, World
     from fencepost.world.sqlite import SqliteFile
 
     T = TypeVar("T")
 
 # A run that is shorter than this ends before its claim need be on the disk by itself.
 SETTLES = 0.02
+# An end that comes so soon after its claim goes to the file that was looked at for the claim. It is
+# as if that file were replaced a moment later; every claim looks for itself.
+_SHORTLY = 0.001
 # How long a keeper waits for the file at most.
 _BRIEFLY = 0.25
 
@@ -76,9 +79,9 @@ class SqliteLedger:
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
         self._planner: SqlitePlanner | None = None
 
-    async def claim(self, want: Want) -> Claimed:
+    def claim(self, want: Want) -> Flow[Claimed]:
         """Decide, and carry the decision out."""
-        return await self._world.call(self._claim, want)
+        return self._world.call(self._claim, want)
 
     async def beat(self, attempt: Attempt, *, ttl: float, report: Report = NOTHING) -> bool:
         """Renew the lease and take the report."""
@@ -149,11 +152,11 @@ class SqliteLedger:
 
         await self._world.call(self.written, work, False, PATIENCE, vouch)  # noqa: FBT003 -- as above
 
-    async def finish(
+    def finish(
         self, attempt: Attempt, settled: Settled, *, report: Report = NOTHING
-    ) -> RunRecord:
+    ) -> Flow[RunRecord]:
         """End the attempt and release its lease."""
-        return await self._world.call(self._finish, attempt, settled, report)
+        return self._world.call(self._finish, attempt, settled, report)
 
     async def hand_over(self, attempt: Attempt, *, ttl: float) -> None:
         """Entrust the attempt to whoever knows its token."""
@@ -367,7 +370,7 @@ class SqliteLedger:
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
                 run = claimed.run
-                told = self.testimony.tell(run_line(self._namespace, run), run.token)
+                told = self.testimony.tell_run(self._namespace, run)
             return claimed
 
         self._file.follow()
@@ -426,10 +429,10 @@ class SqliteLedger:
                 return None  # a connection whose tables nobody has looked at yet
             run = self.books.finish_for_good(db, attempt, settled, report)
             if run is not None:
-                told = self.testimony.tell(run_line(self._namespace, run), run.token)
+                told = self.testimony.tell_run(self._namespace, run)
             return run
 
-        self._file.follow()
+        self._file.follow(trusted=_SHORTLY)
         run = self._file.write_one(work, durable=True)
         if told is not None:
             self.testimony.synced(told)

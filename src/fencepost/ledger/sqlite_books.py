@@ -307,9 +307,11 @@ class SqliteBooks:
         if begun is None:
             return None
         now = self.clock.now(db)
-        ended = (settled.state.value, settled.reason, now, now, settled.result, settled.error)
-        values = (*ended, report.done, report.total, *self._key(attempt))
-        silent = report.done is None and report.total is None
+        state, reason, _, result, error = settled
+        done, total, *_ = report
+        ended = (state._value_, reason, now, now, result, error)
+        values = (*ended, done, total, *self._key(attempt))
+        silent = done is None and total is None
         if silent and db.execute(sql.FINISH_SILENT, values).rowcount:
             return ended_record(begun, settled, now=now)
         rows = db.execute(sql.FINISH, values).fetchall()

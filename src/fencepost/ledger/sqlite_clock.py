@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # How long those who agreed must have been silent to be overruled, and how often one of them says
 # that it still agrees.
 SILENCE, CONFIRMS = 15.0, 5.0
+_NEVER = float("-inf")
 
 FIND_CLOCK = "SELECT era, ahead, confirmed_at FROM fencepost_clock WHERE id = 1"
 
@@ -38,13 +39,12 @@ class FileClock:
         self._clocks = clocks
         self._off = 0.0
         self._ahead = 0.0  # of our wall clock, when the record was read
-        self._read_at: float | None = None
+        self._read_at = _NEVER
 
     def known(self) -> float | None:
         """Return the time of the file; None if the record must be read again first."""
-        if self._read_at is None:
-            return None
-        boot, wall = self._clocks.boottime(), self._clocks.wall()
+        clocks = self._clocks
+        boot, wall = clocks.boottime(), clocks.wall()
         recent = 0.0 <= boot - self._read_at < CONFIRMS
         if recent and -SLACK <= wall - boot - self._ahead <= SLACK:
             return wall - self._off

@@ -12,17 +12,19 @@ one up in the file. See docs/decisions/0043-a-witness-of-each-commit.md.
 from __future__ import annotations
 
 import os
+import weakref
 
 from fencepost.errors import LedgerDoubtful
 from fencepost.ledger.retention import KEPT_FOR
 from fencepost.model.slot import RunKey
-from fencepost.model.witnessed import Commit, Found, cell_from, has
+from fencepost.model.witnessed import Commit, Found, cell_from, has, run_line
 from fencepost.world.witness import Cells, Seen, Witness
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
+    from fencepost.model.run import RunRecord
     from fencepost.model.witnessed import Cell
     from fencepost.world.api import World
 
@@ -85,9 +87,9 @@ class Testimony:
         self._doubt = ""
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
-        self._tail = "0\n"  # what is synced, as text
         self._read: list[str] = []  # cells of others of which this file has all
-        self._pid, self._turn = os.getpid(), self._world.mutex()
+        self._turn = world.mutex()
+        _testimonies.add(self)
 
     @property
     def doubtful(self) -> bool:
@@ -141,13 +143,19 @@ class Testimony:
 
         Commits are told in their order, each as a line. What was counted may be told in any.
         """
-        if self._pid != os.getpid():  # the lock that a fork has copied may be taken for ever
-            self._pid, self._turn = os.getpid(), self._world.mutex()
         with self._turn:
             last = self._last
-            count = max(last[0], counted)
+            count = max(last[0], counted) if counted else last[0]
             told = self._last = (count, line or last[1], token or last[2])
             if self._boot:  # else a power cut cannot be told from a pause: only what is synced
+                self._write(told)
+        return told
+
+    def tell_run(self, namespace: str, run: RunRecord) -> Telling:
+        """Have a commit remembered that left a run like this: ``tell``, for every usual run."""
+        with self._turn:
+            told = self._last = (self._last[0], run_line(namespace, run), run.token)
+            if self._boot:
                 self._write(told)
         return told
 
@@ -155,7 +163,6 @@ class Testimony:
         """Have it remembered that what was told is on the disk: along with the next commit."""
         if told[0] >= self._synced[0]:  # one that came before it changes little
             self._synced = told
-            self._tail = f"{told[0]}\n{told[1]}"
         if not self._boot:
             with self._turn:
                 self._write(told)
@@ -171,6 +178,12 @@ class Testimony:
             self._identify(db)
             (token,) = db.execute(_FIND_HIGHEST).fetchone()
             self._take(Seen(self._incarnation, token))
+
+    def leave_to_parent(self) -> None:
+        """Begin a cell of our own in a fork's child; the lock that it copied may be taken."""
+        self._turn = self._world.mutex()
+        if self._cells is not None:
+            self._cells.close()
 
     def close(self) -> None:
         """Let the witness go; it has heard everything."""
@@ -190,8 +203,9 @@ class Testimony:
         """Write our own cell."""
         if self._cells is None or self._doubt:
             return
-        text = f"{self._head}{told[0]}\n{told[1]}\n{self._tail}"
-        if self._cells.write(text, pid=self._pid):
+        synced = self._synced
+        text = f"{self._head}{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}"
+        if self._cells.write(text):
             # All that these have told is in the file, and older than what we have told now.
             self._cells.remove(self._read, dead=True)
 
@@ -213,7 +227,6 @@ class Testimony:
         """Begin another cell: what we have told so far was about another file."""
         assert self._cells is not None, "who forgets had cells"
         self._last = self._synced = NOTHING
-        self._tail = "0\n"
         self._cells.close()
 
     def _lacks(self, db: Connection, cells: list[Cell]) -> str:
@@ -246,6 +259,19 @@ class Testimony:
         return Found(
             run, item, forgotten=commit.token / 1e6 < self._world.clocks.wall() - KEPT_FOR + _DAY
         )
+
+
+# Every testimony of this process. In the child of a fork each has another cell.
+_testimonies: weakref.WeakSet[Testimony] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for testimony in list(_testimonies):
+        testimony.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def doubt(seen: Seen | None, found: Seen, *, empty: bool) -> str:

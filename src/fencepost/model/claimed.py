@@ -52,6 +52,7 @@ def left_behind(own: RunRecord | None, change: Change) -> tuple[str, str] | None
 
 def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
     """Return a run as the first claim leaves it, where there was nothing before."""
+    # By position, as far as that goes: for every run that is claimed.
     return RunRecord(
         want.key,
         State.RUNNING,
@@ -59,11 +60,16 @@ def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
         want.lock,
         token,
         want.holder,
-        trigger=want.trigger,
-        created_at=now,
-        started_at=now,
-        beat_at=now,
-        starts=1,
+        "",
+        "",
+        want.trigger,
+        now,
+        now,
+        0.0,
+        0.0,
+        now,
+        0.0,
+        1,
         epoch=want.epoch,
     )
 

@@ -44,22 +44,23 @@ class Outcome(NamedTuple):
 
 def of_record(run: RunRecord, *, fresh: bool) -> Outcome:
     """Return the outcome of a run that has ended; ``fresh`` if it ended in answer to us."""
-    status = run.state.value
-    if run.state is State.SUCCEEDED and not fresh:
+    state, key, holder, result = run.state, run.key, run.holder, run.result
+    status = state._value_
+    if state is State.SUCCEEDED and not fresh:
         status = "already_done"
-    if run.state is State.MISSED:
+    if state is State.MISSED:
         status = "skipped"
     return Outcome(
         status,
-        reason=run.reason,
-        run_id=str(run.key),
-        slot=shown(run.key.slot),
-        token=run.token,
-        holder=str(run.holder) if run.holder.host else "",
-        result=None if run.result is None else json.loads(run.result),
-        error=run.error,
-        attempt=run.attempt,
-        blocker=run.blocker,
+        run.reason,
+        str(key),
+        shown(key.slot),
+        run.token,
+        str(holder) if holder.host else "",
+        None if result is None else json.loads(result),
+        run.error,
+        run.attempt,
+        run.blocker,
     )
 
 

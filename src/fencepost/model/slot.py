@@ -75,7 +75,7 @@ def instant(value: datetime | str | float) -> int:
     """
     if isinstance(value, str):
         return _from_text(value)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return _within(value, value)
     if not isinstance(value, datetime):
         raise BadSlot(f"slot is {value!r}: give a datetime with a time zone")

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
 
 
+# A commit as a line: namespace, job, slot, manual, rerun, token, over, saves.
+_RUN = "%s\t%s\t%d\t%d\t%d\t%d\t%d\t%d"
+
+
 class Commit(NamedTuple):
     """What a commit about a run left in the file for good.
 
@@ -94,16 +98,15 @@ def _has_item(commit: Commit, found: Found) -> bool:
 
 def commit_line(commit: Commit) -> str:
     """Return a commit as a line, for those who come later."""
-    namespace, (job, slot, manual, rerun), token, over, saves, scope, call, item = commit
-    line = f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{token}\t{over:d}\t{saves}"
+    namespace, key, token, over, saves, scope, call, item = commit
+    line = _RUN % (namespace, *key, token, over, saves)
     return line if item is None else f"{line}\t{json.dumps((scope, call, item))}"
 
 
 def run_line(namespace: str, run: RunRecord) -> str:
     """Return a commit that left a run like this as a line; the short way to it."""
-    job, slot, manual, rerun = run.key
     over = run.state is not State.RUNNING
-    return f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{run.token}\t{over:d}\t{run.saves}"
+    return _RUN % (namespace, *run.key, run.token, over, run.saves)
 
 
 def cell_from(text: str) -> Cell | None:

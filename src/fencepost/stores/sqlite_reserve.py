@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from fencepost.stores.sqlite_rows import RESERVE, us
+from fencepost.stores.sqlite_rows import RESERVE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TokenReserve:
 
     def ahead(self) -> None:
         """Make sure that the tokens of now are reserved: mostly they are already."""
-        now_us = us(self._clocks.wall())
+        now_us = int(self._clocks.wall() * 1e6)
         if self.possible and not self.covers(now_us + _BEFORE_US):
             ceiling = now_us + _AT_A_TIME_US
             self._file.write_one(lambda db: db.execute(RESERVE, (ceiling,)).rowcount, durable=True)

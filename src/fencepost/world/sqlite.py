@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 35, 0)
 PATIENCE = 5.0
+# The device and inode of a file that is not there.
+_NO_FILE = (0, 0)
 
 # Connections that a fork carried into this process although nobody announced it to Python. Using
 # them would corrupt the file, and even closing them runs SQLite code on locks that belong to the
@@ -46,7 +48,8 @@ class SqliteFile:
         self._turn = world.mutex()
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
-        self._inode = (0, 0)  # which file it was when it was opened
+        self._inode = _NO_FILE  # which file it was when it was opened
+        self._looked_at = 0.0  # when we last saw that it still is
         self.generation = 0  # and how many files there have been under this name
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
@@ -216,9 +219,22 @@ class SqliteFile:
         self._connection = connection
         return connection
 
-    def follow(self) -> None:
-        """Let go of a file that somebody has replaced: the next use opens what is there now."""
-        if self._connection is not None and self._found() != self._inode:
+    def follow(self, *, trusted: float = 0.0) -> None:
+        """Let go of a file that somebody has replaced: the next use opens what is there now.
+
+        The look at it costs as much as a small write. Where it was looked at less than ``trusted``
+        seconds ago, that will do.
+        """
+        now = time.monotonic()
+        if self._connection is None or now < self._looked_at + trusted:
+            return
+        self._looked_at = now
+        try:
+            found = os.stat(self.path)
+            same = (found.st_dev, found.st_ino) == self._inode
+        except OSError:
+            same = self._inode == _NO_FILE
+        if not same:
             self.close()
             self.generation += 1
 
@@ -226,7 +242,7 @@ class SqliteFile:
         try:
             status = os.stat(self.path)
         except OSError:
-            return 0, 0
+            return _NO_FILE
         return status.st_dev, status.st_ino
 
     def _relax(self, connection: sqlite3.Connection) -> None:

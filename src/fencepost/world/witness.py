@@ -28,6 +28,8 @@ except ImportError:  # without flock nobody knows whose process is gone: cells s
 
 _NAME, _SUFFIX = "witness", ".seen"
 _WIDTH = 96
+# What a cell says ends with this and a checksum. Behind that may be the rest of a longer text.
+_END = b"\0"
 # How long to go without looking whether a cell is still there, or can be made by now.
 _TRUSTED = 1.0
 # A cell that is written just now may be read torn: it is whole a moment later.
@@ -90,18 +92,18 @@ class Cells:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._fd, self._pid, self.own = -1, 0, ""
+        self._fd, self.own = -1, ""
         self._look_at = 0.0
 
-    def write(self, text: str, *, pid: int) -> bool:
-        """Put this into our own cell, in the process ``pid``; say whether the cell is new."""
+    def write(self, text: str) -> bool:
+        """Put this into our own cell; say whether the cell is new."""
         data = text.encode()
-        data = b"%08x %d %b" % (crc32(data), len(data), data)
+        data += _END + crc32(data).to_bytes(4)
         try:
-            if pid == self._pid and monotonic() < self._look_at:
+            if monotonic() < self._look_at:
                 os.pwrite(self._fd, data, 0)
                 return False
-            new = self._lacks(pid)
+            new = self._lacks()
             if new:
                 self._make()
             os.pwrite(self._fd, data, 0)
@@ -125,17 +127,16 @@ class Cells:
                 self._remove(os.path.join(self._folder, name), dead=dead)
 
     def close(self) -> None:
-        """Let go of our own cell: it stays, and the next write begins another."""
-        if self._fd >= 0 and self._pid == os.getpid():
+        """Let go of our own cell: it stays, and the next write begins another.
+
+        A fork's child does so at once: the lock is its parent's, and must not outlive that.
+        """
+        if self._fd >= 0:
             os.close(self._fd)
         self._fd, self.own, self._look_at = -1, "", 0.0
 
-    def _lacks(self, pid: int) -> bool:
-        """Say whether our own cell is to be made: in a fork's child, or where it was removed."""
-        if self._pid != pid:
-            if self._fd >= 0:
-                os.close(self._fd)  # our parent has the same, and its lock: nothing is lost
-            self._fd, self._pid = -1, pid
+    def _lacks(self) -> bool:
+        """Say whether our own cell is to be made: there is none yet, or it was removed."""
         if not (self._fd >= 0 and os.fstat(self._fd).st_nlink):
             self.close()
         self._look_at = monotonic() + _TRUSTED
@@ -153,12 +154,10 @@ class Cells:
         for _ in range(_TRIES):
             try:
                 with open(os.path.join(self._folder, name), "rb") as file:
-                    check, _, rest = file.read().partition(b" ")
+                    data, _, check = file.read().partition(_END)
             except OSError:
                 return None
-            length, _, data = rest.partition(b" ")
-            data = data[: int(length)] if length.isdigit() else b""
-            if data and check == b"%08x" % crc32(data):
+            if data and check[:4] == crc32(data).to_bytes(4):
                 return data.decode(errors="replace")
         return None
 
