@@ -157,7 +157,8 @@ class SqliteBooks:
         found = self._leases.look(db, name, proofs=proofs)
         if found is None:
             return Standing(name), None
-        (record, seen), standing = found, Standing(name)
+        record, seen = found
+        standing = Standing(name, token=record.token)
         if seen.held:
             rest = (seen.holder, seen.token, seen.since, seen.expires_in)
             standing = Standing(name, seen.held, *rest)

@@ -382,8 +382,11 @@ class _Tick:
 
     def _claim_slot(self, job: JobRecord, want: Want) -> bool:
         """Claim a slot; say whether it is decided, so that the watermark may pass it."""
-        claimed = self._desk.claim(want)
-        if claimed.verdict is Verdict.AFTER and claimed.blocker is not None:
+        claimed, tried = self._desk.claim(want), set[RunKey]()
+        while claimed.verdict is Verdict.AFTER and claimed.blocker is not None:
+            if claimed.blocker.key in tried:
+                break
+            tried.add(claimed.blocker.key)
             self._go_on(claimed.blocker)
             claimed = self._desk.claim(want._replace(room=self._room_for(want)))
         verdict = claimed.verdict
