@@ -12,7 +12,7 @@ from fencepost.model.name import checked
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import NEVER_AGAIN, Overlap, Policy, Retry, checked_policy
 from fencepost.model.rules import CatchUp, Rules, checked_rules, text_of
-from fencepost.model.schedule import EveryAfter, schedule_of, spec_of
+from fencepost.model.schedule import EveryAfter, schedule_from, schedule_of, spec_of
 from fencepost.model.slot import checked_job
 from fencepost.model.tier import Tier
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
+    from fencepost.ledger.planning import Begun
     from fencepost.model.run import RunRecord
     from fencepost.model.schedule import Schedule
 
@@ -299,6 +300,13 @@ class Registry:
 
     def __iter__(self) -> Iterator[Job]:
         return iter(list(self._jobs.values()))
+
+
+def window_in_force(job: Job, slot: int, begun: Begun | None) -> tuple[int, int] | None:
+    """Return what a run covers by the schedule in force, or by the one declared here."""
+    if begun is None or not begun.spec:
+        return window_of(job.schedule, slot)
+    return window_of(schedule_from(begun.spec), slot, since=begun.since)
 
 
 def window_of(

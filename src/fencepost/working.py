@@ -28,7 +28,7 @@ from fencepost.gate import Gate
 from fencepost.holding import HOST, operator_here
 from fencepost.importing import refuse_while_loading
 from fencepost.isolated import carried_apart, refusal
-from fencepost.jobs import Registry, carried_by, policy_from, window_of
+from fencepost.jobs import Registry, carried_by, policy_from, window_in_force
 from fencepost.ledger.api import Report
 from fencepost.ledger.open import ledger_of
 from fencepost.ledger.planning import Begun
@@ -44,7 +44,6 @@ from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import of_record
 from fencepost.model.policy import Policy
 from fencepost.model.run import State
-from fencepost.model.schedule import schedule_from
 from fencepost.model.slot import RunKey, parsed
 from fencepost.model.tier import refuse_less, tier_of
 from fencepost.running import AsyncRun, Run, whole
@@ -407,7 +406,7 @@ class Working:
             await read_formers(self.doors, course)
         # A run in trouble is kept away from its neighbours, if it can be.
         if job.isolation == "process" or (course.run.solitary and self.can_be_apart(job)):
-            window = _window(job, course.run.key.slot, begun)
+            window = window_in_force(job, course.run.key.slot, begun)
             result = await carried_apart(self._world, course, job, self._holding, window=window)
         else:
             returned = await self._carried(_Bound(job, begun, course, self._holding))
@@ -471,15 +470,8 @@ class _Bound(NamedTuple):
             return job.function()
         space, boottime = self.holding.namespace, doors.world.clocks.boottime
         lease = lend(course, namespace=space, boottime=boottime)
-        window = _window(job, course.run.key.slot, self.begun)
+        window = window_in_force(job, course.run.key.slot, self.begun)
         return job.function(colour(doors, course, lease, window=window, scope=job.scope))
-
-
-def _window(job: Job, slot: int, begun: Begun | None) -> tuple[int, int] | None:
-    """Return what a run covers, by the schedule in force, or by that of whoever triggers it."""
-    if begun is None or not begun.spec:
-        return window_of(job.schedule, slot)
-    return window_of(schedule_from(begun.spec), slot, since=begun.since)
 
 
 def _count(value: int | None, what: str) -> int | None:

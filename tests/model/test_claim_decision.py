@@ -14,6 +14,7 @@ from fencepost.model.claim import (
     Want,
     decide,
     leases_of,
+    passed_on,
 )
 from fencepost.model.claim_order import alive
 from fencepost.model.claimed import changed_record, claimed_record
@@ -500,10 +501,49 @@ def test_allowed_runs_start_beside_each_other_until_the_permits_are_used_up() ->
     two = lost(41)._replace(lease=f"{LOCK}#2")
     standings = {run.lease: held_by(run)._replace(name=run.lease) for run in (one, two)}
     free = standings | {two.lease: Standing(two.lease)}
-    second = decide(want(policy=policy), Facts(None, [one, two], free), now=NOW)
+    second = decide(want(policy=policy), Facts(None, [one], free), now=NOW)
     assert (second.verdict, second.lease) == (Verdict.GO, two.lease)
     third = decide(want(policy=policy), Facts(None, [one, two], standings), now=NOW)
     assert third.verdict is Verdict.ENDED
+
+
+def test_a_lost_run_that_may_overlap_goes_before_a_newer_slot_of_its_job() -> None:
+    policy = Policy(overlap=Overlap.ALLOW, max_concurrent=2)
+    gone, later = (lost(slot)._replace(lease=f"{LOCK}#1") for slot in (40, 50))
+    decision = asked(want(policy=policy), None, later, gone)
+    assert (decision.verdict, decision.blocker) == (Verdict.AFTER, gone)
+    assert asked(want(50, policy), later, gone).blocker == gone
+    assert asked(want(40, policy), gone, later).verdict is Verdict.GO
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        record(40, State.RUNNING, job="neighbour")._replace(lease=f"{LOCK}#1"),
+        record(40, State.WAITING_RETRY)._replace(lease=f"{LOCK}#1"),
+        released(40)._replace(not_before=NOW + 1),
+        record(40),
+    ],
+    ids=["of another job", "waits for its retry", "waits for its time", "never began"],
+)
+def test_a_run_that_nobody_can_resume_now_keeps_no_run_that_may_overlap(other: RunRecord) -> None:
+    policy = Policy(overlap=Overlap.ALLOW, max_concurrent=2)
+    assert asked(want(policy=policy), None, other).verdict is Verdict.GO
+
+
+def test_a_lost_run_that_may_overlap_waits_while_others_have_all_permits() -> None:
+    policy = Policy(overlap=Overlap.ALLOW, max_concurrent=1)
+    gone = lost(40)._replace(lease=f"{LOCK}#1")
+    taken = held_by()._replace(name=f"{LOCK}#1")
+    assert asked(want(policy=policy), None, gone, lease=taken).verdict is Verdict.ENDED
+
+
+@pytest.mark.parametrize("token", [0, 7, 8])
+def test_that_a_permit_went_to_another_run_is_on_record_once(token: int) -> None:
+    gone = lost(40)._replace(lease=f"{LOCK}#1", token=7)
+    facts = Facts(None, [gone], {gone.lease: Standing(gone.lease, token=token)})
+    assert list(passed_on(facts, gone.lease)) == ([] if token > 7 else [gone])
+    assert list(passed_on(facts, f"{LOCK}#2")) == []
 
 
 def test_only_so_many_slots_wait_and_the_oldest_are_kept() -> None:

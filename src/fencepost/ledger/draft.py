@@ -275,7 +275,7 @@ class Draft:
         """Return how a lease stands."""
         found = self.lease(name)
         if found is None or not found.stands:
-            return Standing(name)
+            return Standing(name, token=0 if found is None else found.token)
         return Standing(name, True, found.holder, found.token, found.since, found.left)  # noqa: FBT003
 
     def job(self, name: str) -> JobRecord | None:

@@ -373,7 +373,7 @@ class MemoryLedger:
         """Return how a lease stands."""
         seen = self.leases.look(name)
         if seen is None or not seen.held:
-            return Standing(name)
+            return Standing(name, token=0 if seen is None else seen.token)
         return Standing(name, True, seen.holder, seen.token, seen.since, seen.expires_in)  # noqa: FBT003
 
     def _go(self, want: Want, facts: Facts, decision: Decision, *, now: float) -> Claimed:

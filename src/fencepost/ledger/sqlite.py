@@ -338,6 +338,7 @@ class SqliteLedger:
         """Bring our tables up to date, or see that they are; inside of a write transaction."""
         if is_ready(db):
             self.testimony.hear(db)
+            self.books.clock.lend(db)
             self.ready = db
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.

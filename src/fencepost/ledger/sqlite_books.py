@@ -76,15 +76,15 @@ class SqliteBooks:
 
     def claim_free(self, db: Connection, want: Want) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None if that changed nothing."""
-        ttl, now, holder = want.policy.lease, self.clock.known(), want.holder
-        if now is None or not want.since <= now < want.until:
-            return None
-        token, *terms = self._leases.terms(holder.nonce, ttl)
-        asked = (self._namespace, *want.key, want.lock, token, *holder, want.trigger, now)
+        ttl, clock, holder = want.policy.lease, self.clock, want.holder
+        terms = self._leases.terms(holder.nonce, ttl)
+        asked = (self._namespace, *want.key, want.lock, *holder, want.trigger)
+        clock.expect_claim(want.since, want.until)
         before = db.total_changes  # which counts what triggers do, as a row count does not
-        db.execute(sql.CLAIM_FREE, (*asked, *terms, want.epoch))
+        db.execute(sql.CLAIM_FREE, (*asked, *terms[1:], want.epoch))
         if db.total_changes == before:
             return None
+        token, now = clock.claimed
         run = begun_record(want, token=token, now=now)
         self._keep_in_mind(run)
         return Claimed(Verdict.GO, run, Grant(token, ttl), now=now)
@@ -157,7 +157,8 @@ class SqliteBooks:
         found = self._leases.look(db, name, proofs=proofs)
         if found is None:
             return Standing(name), None
-        (record, seen), standing = found, Standing(name)
+        record, seen = found
+        standing = Standing(name, token=record.token)
         if seen.held:
             rest = (seen.holder, seen.token, seen.since, seen.expires_in)
             standing = Standing(name, seen.held, *rest)

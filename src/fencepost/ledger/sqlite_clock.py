@@ -27,6 +27,9 @@ PUT_CLOCK = (
     "INSERT OR REPLACE INTO fencepost_clock (id, era, ahead, confirmed_at) VALUES (1, ?, ?, ?)"
 )
 
+# SQL functions of a connection. The token is asked for first: that reads the clock.
+CLAIM_TOKEN, CLAIM_AT = "fencepost_claim_token", "fencepost_claim_at"
+
 
 class FileClock:
     """The time of a file, as one process knows it: its own wall clock, less what that is off.
@@ -40,6 +43,8 @@ class FileClock:
         self._off = 0.0
         self._ahead = 0.0  # of our wall clock, when the record was read
         self._read_at = _NEVER
+        self._since, self._until = 0.0, 0.0  # at which times a claim may be made
+        self.claimed = (0, 0.0)  # the token and the time of the last claim
 
     def known(self) -> float | None:
         """Return the time of the file; None if the record must be read again first."""
@@ -69,6 +74,27 @@ class FileClock:
         if not self.look(db) and _seen(db, self._clocks)[2] >= CONFIRMS:
             confirm(db, self._clocks)
         return self._clocks.wall() - self._off
+
+    def lend(self, db: Connection) -> None:
+        """Let statements on a connection read this clock, and so after they have the file.
+
+        The connection keeps the clock, but nothing by which the clock would keep the connection.
+        """
+        db.create_function(CLAIM_TOKEN, 0, self._claim_token)
+        db.create_function(CLAIM_AT, 0, lambda: self.claimed[1])
+
+    def expect_claim(self, since: float, until: float) -> None:
+        """Let the next claim be made at ``since`` or later, and before ``until``."""
+        self._since, self._until = since, until
+
+    def _claim_token(self) -> int | None:
+        """Return the token of a claim that is made now, and keep its time; None refuses it."""
+        known = self.known()
+        if known is None or not self._since <= known < self._until:
+            return None
+        token = int((known + self._off) * 1e6)
+        self.claimed = token, known
+        return token
 
     def look(self, db: Connection) -> float:
         """Return how far our wall clock is off; where nobody disagrees it is on record from now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fencepost.ledger.sqlite_clock import CLAIM_AT, CLAIM_TOKEN
 from fencepost.ledger.sqlite_schema import LIVE
 from fencepost.model.definition import JobRecord
 from fencepost.model.item import ItemRecord, ItemState
@@ -30,8 +31,11 @@ COLUMNS = _COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
 _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 
 # The usual claim, in one statement that is its own transaction: a trigger writes the run and takes
-# the lease, or changes nothing.
-CLAIM_FREE = f"INSERT INTO fencepost_claim VALUES ({', '.join('?' * 19)})"
+# the lease, or changes nothing. The statement itself reads the clock, once it has the file: so no
+# other run of the lock can end after the time that is recorded.
+CLAIM_FREE = f"""
+INSERT INTO fencepost_claim
+VALUES ({"?, " * 6}{CLAIM_TOKEN}(), {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""
 
 # The usual end of an attempt, likewise: a trigger releases the lease. No request to cancel changes
 # an end that is final.

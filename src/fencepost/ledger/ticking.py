@@ -53,8 +53,7 @@ class _Tick:
     def __init__(self, desk: Desk, ask: Ask) -> None:
         self._desk, self._ask, self._now = desk, ask, desk.now
         self._begun: list[Begun] = []
-        self._notes: list[Note] = []
-        self._full = False
+        self._notes, self._full = list[Note](), False
         self._asked = self._past_room = self._unknown = 0
         self._left: Place | None = None
         self._batch: list[Due] = []  # to be claimed at once
@@ -284,10 +283,9 @@ class _Tick:
 
     def _rests(self, job: JobRecord) -> bool:
         """Say whether a job wants a pause between the slots that it makes up."""
-        due = job.next_due
-        return (
-            bool(job.owed) and due is not None and due > self._now and bool(job.catching_up.pause)
-        )
+        if not job.owed or job.next_due is None or job.next_due <= self._now:
+            return False
+        return bool(job.catching_up.pause)
 
     def _due_in_turn(self, job: JobRecord) -> None:
         """Decide what is due of a job, and of those that share its lock, each in its turn."""
@@ -382,9 +380,12 @@ class _Tick:
 
     def _claim_slot(self, job: JobRecord, want: Want) -> bool:
         """Claim a slot; say whether it is decided, so that the watermark may pass it."""
-        claimed = self._desk.claim(want)
-        if claimed.verdict is Verdict.AFTER and claimed.blocker is not None:
-            self._go_on(claimed.blocker)
+        claimed, tried = self._desk.claim(want), {want.key}
+        while (older := claimed.blocker) and claimed.verdict is Verdict.AFTER:
+            if older.key in tried:
+                break
+            tried.add(older.key)
+            self._go_on(older)
             claimed = self._desk.claim(want._replace(room=self._room_for(want)))
         verdict = claimed.verdict
         if verdict is Verdict.NO_ROOM:

@@ -20,6 +20,7 @@ from fencepost.model.claim_order import (
     is_exclusive,
     made_up_first,
     replaces,
+    resumed_first,
 )
 from fencepost.model.divided import in_place_of, is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
@@ -93,7 +94,10 @@ def is_patient(trigger: str, rules: Rules) -> bool:
 
 
 class Standing(NamedTuple):
-    """How one lease stands: who has it, if anybody who may still be alive does."""
+    """How one lease stands: who has it, if anybody who may still be alive does.
+
+    ``token`` is the last one that was granted under this name, 0 if the store keeps none.
+    """
 
     name: str
     held: bool = False
@@ -128,13 +132,16 @@ def passed_on(facts: Facts, lease: str) -> Iterator[RunRecord]:
     """Return the runs whose permit goes to another because it ran out while they have not ended.
 
     Whoever has such a run may still end it: nobody else has the run. But from here on it is
-    without a permit, and that has to be on record.
+    without a permit, and that has to be on record. It is on record already if its lease has been
+    granted under a later token.
     """
     lock = base(lease)  # whoever has it whole shuts out its permits, and the other way round
     return (
         run
         for run in facts.others
-        if run.state is State.RUNNING and (run.lease == lease or lock in (lease, run.lease))
+        if run.state is State.RUNNING
+        and (run.lease == lease or lock in (lease, run.lease))
+        and facts.standings[run.lease].token <= run.token
     )
 
 
@@ -387,6 +394,9 @@ def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decis
         return _blocked(want, facts, None, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
+            for other in facts.others:
+                if resumed_first(want, other, facts, now=now):
+                    return Decision(Verdict.AFTER, blocker=other)
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
 

@@ -88,7 +88,10 @@ def attempts_of(run: RunRecord, events: Sequence[RunEvent]) -> list[Attempt]:
             ends.setdefault(event.token, event)
     # Who forced a cancel took the token away; if it had gone to another, there was none to take.
     forced = any(e.what == _FORCED and e.token != run.token for e in ends.values())
-    lapsed = {event.token: event.at for event in events if event.what == LAPSED}
+    lapsed: dict[int, float] = {}
+    for event in events:
+        if event.what == LAPSED:
+            lapsed[event.token] = min(event.at, lapsed.get(event.token, inf))
     found = [_earlier(run, end) for end in ends.values() if end.token != run.token]
     if run.starts and not forced:  # who forced a cancel took the token away: it is no attempt's
         end = ends.get(run.token)
