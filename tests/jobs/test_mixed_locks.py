@@ -26,7 +26,6 @@ from fencepost.stores.open import open_store
 from fencepost.testing.clock import SettableClocks
 from fencepost.world.blocking import BlockingWorld
 from fencepost.world.flow import finish
-from holder import until
 from mariaplace import emptied
 from servers import Postgres, shared
 

@@ -507,15 +507,6 @@ def test_allowed_runs_start_beside_each_other_until_the_permits_are_used_up() ->
     assert third.verdict is Verdict.ENDED
 
 
-def test_a_lost_run_that_may_overlap_goes_before_a_newer_slot_of_its_job() -> None:
-    policy = Policy(overlap=Overlap.ALLOW, max_concurrent=2)
-    gone, later = (lost(slot)._replace(lease=f"{LOCK}#1") for slot in (40, 50))
-    decision = asked(want(policy=policy), None, later, gone)
-    assert (decision.verdict, decision.blocker) == (Verdict.AFTER, gone)
-    assert asked(want(50, policy), later, gone).blocker == gone
-    assert asked(want(40, policy), gone, later).verdict is Verdict.GO
-
-
 @pytest.mark.parametrize(
     "other",
     [

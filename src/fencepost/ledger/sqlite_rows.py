@@ -31,8 +31,8 @@ COLUMNS = _COLUMNS = ", ".join(_KEY_COLUMNS + _OTHER_COLUMNS)
 _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 
 # The usual claim, in one statement that is its own transaction: a trigger writes the run and takes
-# the lease, or changes nothing. The clock is read by the statement, so that no other run of the lock
-# can end after the time that is recorded.
+# the lease, or changes nothing. The statement itself reads the clock, once it has the file: so no
+# other run of the lock can end after the time that is recorded.
 CLAIM_FREE = f"""
 INSERT INTO fencepost_claim
 VALUES ({"?, " * 6}{CLAIM_TOKEN}(), {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""

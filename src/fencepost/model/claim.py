@@ -20,7 +20,6 @@ from fencepost.model.claim_order import (
     is_exclusive,
     made_up_first,
     replaces,
-    resumed_first,
 )
 from fencepost.model.divided import in_place_of, is_mark, mark_holder
 from fencepost.model.handoff import out_of_time
@@ -394,9 +393,6 @@ def _permitted(want: Want, facts: Facts, *, change: Change, now: float) -> Decis
         return _blocked(want, facts, None, change=change)
     for name in leases_of(want):
         if not facts.standings[name].held:
-            for other in facts.others:
-                if resumed_first(want, other, facts, now=now):
-                    return Decision(Verdict.AFTER, blocker=other)
             return Decision(Verdict.GO, lease=name, change=change)
     return _blocked(want, facts, None, change=change)
 

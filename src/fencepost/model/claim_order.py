@@ -83,12 +83,6 @@ def can_be_resumed(want: Want, other: RunRecord, facts: Facts, *, now: float) ->
     return other.not_before <= now
 
 
-def resumed_first(want: Want, other: RunRecord, facts: Facts, *, now: float) -> bool:
-    """Say whether a run that may overlap is to be resumed before a later run of its job begins."""
-    first = other.active and goes_first(want, other, facts)
-    return first and can_be_resumed(want, other, facts, now=now)
-
-
 def replaces(want: Want, other: RunRecord) -> bool:
     """Say whether a run has the right to take another's place: an older slot never does."""
     return want.policy.overlap is Overlap.REPLACE and other.key.slot <= want.key.slot
