@@ -23,7 +23,7 @@ from fencepost.model.outcome import of_record
 from fencepost.model.plan import next_start, starts_at
 from fencepost.model.rules import text_of
 from fencepost.model.run import State
-from fencepost.model.schedule import EveryAfter, lasting, schedule_of, spec_of, upcoming
+from fencepost.model.schedule import EveryAfter, schedule_of, spec_of, upcoming
 from fencepost.model.slot import RunKey, checked_job, instant
 from fencepost.serving import Serving
 from fencepost.working import Terms
@@ -269,7 +269,7 @@ class Scheduling:
     ) -> list[datetime]:
         """Return when a job is due next, jitter included."""
         record = await self._read(job)
-        name, schedule = record.job, lasting(record.schedule)
+        name, schedule = record.job, record.schedule
         if schedule is None:
             raise BadSchedule(f"job {name!r} has no schedule: it runs when it is triggered")
         start = await self.now() if after is None else float(instant(after))
@@ -378,7 +378,7 @@ class Scheduling:
             raise BadSlot(f"end {end!r} is not after start {start!r}: nothing lies between them")
         until = min(until, int(await self.now()) + 1)  # the future is not to be made up
         record = await self._read(job)
-        name, schedule = record.job, lasting(record.schedule)
+        name, schedule = record.job, record.schedule
         if schedule is None or isinstance(schedule, EveryAfter):
             raise BadSchedule(f"job {name!r} has no slots in the past that could be made up")
         newest = order == "newest"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -52,13 +54,13 @@ class Owner:
         definition = Definition("bills", spec_of(schedule), text_of(rules), "bills")
         finish(self.ledger.planner.announce(self._instance, [definition]))
 
-    def work(self) -> None:
+    def work(self, *, most: int = 9) -> None:
         """Run what is due until nothing is."""
         ended: Sequence[Begun] = ()
         while True:
             self._asks += 1
             ends = [End(_attempt(one), Settled(State.SUCCEEDED), NOTHING) for one in ended]
-            ask = Ask(self._want, f"ask {self._asks:04x} ", 9, ends, stirs=frozenset({"bills"}))
+            ask = Ask(self._want, f"ask {self._asks:04x} ", most, ends, stirs=frozenset({"bills"}))
             ended = finish(self.ledger.planner.tick(ask)).begun
             if not (ended or ends):
                 return
@@ -214,16 +216,136 @@ def test_a_rename_keeps_that_an_outage_is_being_made_up(kind: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", LEDGERS)
-def test_once_it_is_caught_up_a_job_has_its_plain_schedule_again(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rules", [ALL, LATEST], ids=lambda rules: rules.catchup.value)
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_older_version_can_read_what_an_edit_leaves(
+    kind: str, rules: Rules, edit: str, tmp_path: Path
+) -> None:
+    """Else it would leave the job alone for a minute each time that it looks."""
+    old, new = EDITS[edit]
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(old, rules)
+        clocks.advance(11 if isinstance(old, Every) else 3600 + 11)
+        owner.declare(new, rules)
+        job = finish(ledger.planner.job("bills"))
+        assert job is not None
+        assert (job.spec, job.epoch) == (spec_of(new), 2)
+        for lane in finish(ledger.planner.lanes()):
+            assert set(json.loads(lane.spec)) <= {"every", "offset"} or lane.spec == spec_of(new)
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_what_an_edit_keeps_runs_before_slots_of_the_new_schedule(
+    kind: str, tmp_path: Path
+) -> None:
     with clients(kind, tmp_path) as (clocks, (ledger,)):
         owner = Owner(ledger)
         owner.declare(Every(4), ALL)
-        clocks.advance(11)
+        clocks.advance(21)
         owner.declare(Every(2), ALL)
-        clocks.advance(3)
+        clocks.advance(7)  # slots of the new schedule are due as well
+        for _ in range(30):
+            owner.work(most=1)
+            clocks.advance(0.5)
+        kept = [slot for slot in range(NOW + 1, NOW + 22) if slot % 4 == 0]
+        assert owner.ran[: len(kept)] == kept
+        assert owner.ran == sorted(owner.ran)
+        assert set(range(NOW + 22, NOW + 41, 2)) <= set(owner.ran)
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("rules", [LATEST, NONE], ids=lambda rules: rules.catchup.value)
+def test_the_newest_slot_is_given_up_once_a_newer_one_is_due(
+    kind: str, rules: Rules, tmp_path: Path
+) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(20), rules)
+        clocks.advance(27)
+        owner.declare(Every(5), rules)  # 1_700_000_025 is a slot of it that never fires
+        clocks.advance(10)
         owner.work()
+        assert owner.ran == [NOW + 35]
+        reason = "coalesced" if rules is LATEST else "start_deadline"
+        assert (NOW + 20, NOW + 20, reason) in owner.passed()
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_what_an_edit_keeps_is_not_begun_beyond_its_deadline(kind: str, tmp_path: Path) -> None:
+    rules = Rules(start_deadline=120.0)
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Cron("15 * * * *"), rules)  # in 100 s
+        clocks.advance(170)
+        owner.declare(Cron("15,16 * * * *"), rules)
+        clocks.advance(60)
+        owner.work()
+        assert owner.ran == []
+        assert owner.passed() == {(NOW + 100, NOW + 100, "start_deadline")}
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_what_an_edit_keeps_rests_between_two_slots(kind: str, tmp_path: Path) -> None:
+    rules = Rules(CatchUp.ALL, pause=10.0)
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), rules)
+        clocks.advance(13)
+        owner.declare(Every(2), rules)
+        began = list[tuple[int, float]]()
+        for second in range(40):
+            before = len(owner.ran)
+            owner.work()
+            began += [(slot, second) for slot in owner.ran[before:]]
+            clocks.advance(1)
+        assert [slot for slot, _ in began[:3]] == [NOW + 4, NOW + 8, NOW + 12]
+        assert all(after - before >= 10 for (_, before), (_, after) in pairwise(began))
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_what_is_kept_in_several_stretches_keeps_its_order_and_its_rests(
+    kind: str, tmp_path: Path
+) -> None:
+    rules = Rules(CatchUp.ALL, pause=10.0)
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Cron("20-22,30-31 * * * *"), rules)
+        clocks.advance(1200)
+        owner.declare(Every(30), rules)
+        assert len(finish(ledger.planner.lanes())) == 2
+        ran = list[list[int]]()
+        for _ in range(60):
+            before = len(owner.ran)
+            owner.work()
+            ran.append(owner.ran[before:])
+            clocks.advance(1)
+        first = NOW + 400  # 22:20:00
+        kept = [first, first + 60, first + 120, first + 600, first + 660]
+        assert owner.ran[:5] == kept
+        seconds = [second for second, slots in enumerate(ran) if slots]
+        assert all(len(slots) <= 1 for slots in ran)
+        assert all(after - before >= 10 for before, after in pairwise(seconds))
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+def test_a_pause_keeps_the_order_of_what_an_edit_keeps(kind: str, tmp_path: Path) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(4), ALL)
+        clocks.advance(13)
         owner.declare(Every(2), ALL)
-        job = finish(ledger.planner.job("bills"))
-        assert job is not None
-        assert job.spec == spec_of(Every(2))
-        assert job.epoch == 2
+        finish(ledger.planner.pause("bills", reason="later"))
+        clocks.advance(10)
+        owner.work()
+        finish(ledger.planner.resume("bills"))
+        clocks.advance(4)
+        for _ in range(12):
+            owner.work(most=1)
+            clocks.advance(0.5)
+        assert owner.ran[:3] == [NOW + 4, NOW + 8, NOW + 12]
+        assert owner.ran == sorted(owner.ran)
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []

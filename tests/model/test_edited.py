@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from itertools import count, takewhile
+from itertools import count
 from random import Random
 
 import pytest
 
-from fencepost.model.edited import edit
-from fencepost.model.every import Edited
+from fencepost.model.edited import edit, stretches
 from fencepost.model.plan import Agenda, plan
 from fencepost.model.rules import CatchUp, Rules
-from fencepost.model.schedule import At, Cron, Every, EveryAfter, Schedule, schedule_from, spec_of
+from fencepost.model.schedule import Cron, Every, EveryAfter, Schedule, schedule_from, spec_of
 
 START = 1_700_000_000
 
@@ -35,12 +34,14 @@ def test_every_slot_is_kept_or_passed_by_and_nothing_else_fires(seed: int) -> No
     due = [slot for slot in range(START + 1, now + 1) if old.contains(slot)]
     both = [slot for slot in due if new.contains(slot)]
     done = edit(old, new, rules, Agenda("bills", START), now=now)
-    ran, mark, owed, spans = list[int](), done.watermark, done.owed, list(done.passed)
-    assert done.schedule is not None
-    read = schedule_from(spec_of(done.schedule))
-    assert read == done.schedule
+    ran = [
+        slot
+        for schedule, first, last in done.kept
+        for slot in schedule_from(spec_of(schedule)).between(first, last + 1)
+    ]
+    mark, owed, spans = done.watermark, done.owed, list(done.passed)
     for _ in count():
-        made = plan(read, rules, Agenda("bills", mark, owed), now=now)
+        made = plan(new, rules, Agenda("bills", mark, owed), now=now)
         spans += made.spans
         if made.slot is not None:
             ran.append(made.slot)
@@ -57,9 +58,7 @@ def test_every_slot_is_kept_or_passed_by_and_nothing_else_fires(seed: int) -> No
     for slot in due:
         inside = sum(span.first <= slot <= span.last for span in spans)
         assert inside == (slot not in ran), (slot, spans)
-    for slot in takewhile(lambda slot: slot < now + 300, new.between(now + 1, now + 300)):
-        assert read.contains(slot)
-    assert read.after(now) == new.after(now)
+    assert mark >= now or new.latest(now) == mark
 
 
 def test_a_slot_that_is_owed_already_stays_owed_beyond_the_window() -> None:
@@ -86,11 +85,21 @@ def test_schedules_without_slots_in_common_begin_anew() -> None:
     agenda = Agenda("bills", START)
     for old, new in ((Every(60), EveryAfter(5)), (EveryAfter(5), Every(60)), (Every(60), None)):
         done = edit(old, new, Rules(CatchUp.ALL), agenda, now=START + 600)
-        assert (done.schedule, done.watermark) == (new, START + 600)
+        assert (done.watermark, done.kept) == (START + 600, ())
 
 
-def test_what_was_left_of_an_older_edit_is_forgotten_once_it_is_passed() -> None:
-    once = Edited(At(START), Every(60), first=START, since=START + 10)
-    twice = Edited(once, Every(30), first=START + 40, since=START + 100)
-    assert twice.was == Every(60)
-    assert str(twice) == str(Every(30))
+@pytest.mark.parametrize("seed", range(100))
+def test_stretches_have_just_the_slots_that_were_kept(seed: int) -> None:
+    dice = Random(seed)
+    old, new = drawn(dice), drawn(dice)
+    kept = [slot for slot in new.between(START, START + 3600) if old.contains(slot)]
+    found = [
+        slot for one, first, last in stretches(new, kept) for slot in one.between(first, last + 1)
+    ]
+    assert found == kept
+
+
+def test_two_schedules_in_equal_steps_have_one_stretch_in_common() -> None:
+    kept = list(range(30, 3000, 30))
+    assert list(stretches(Every(10), kept)) == [(Every(30), 30, 2970)]
+    assert list(stretches(Every(30), kept)) == [(Every(30), 30, 2970)]

@@ -116,7 +116,7 @@ def _asked(args: argparse.Namespace, *, now: float) -> Asked:
 
 def _schedule(job: JobRecord) -> Schedule:
     definition: dict[str, Any] = json.loads(job.definition)
-    spec = job.lasting or definition.get("spec")
+    spec = job.spec or definition.get("spec")
     if isinstance(spec, str):
         return schedule_from(spec)
     if definition.get("schedule") is None:

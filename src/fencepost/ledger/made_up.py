@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from fencepost.ledger.planning import BACKFILL_ALL, OWED
+from fencepost.model.plan import Span, newest_due, starts_at
+from fencepost.model.rules import CatchUp
 from fencepost.model.run import State
+from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fencepost.ledger.planning import Lane
+    from fencepost.ledger.planning import Desk, Lane
+    from fencepost.model.definition import JobRecord
     from fencepost.model.run import RunRecord
 
 _AGAIN = {"skip": frozenset[State](), "all": frozenset(State)}
@@ -29,3 +34,45 @@ def made_up_as(lane: Lane, slot: int, known: RunRecord | None, *, pruned: int) -
     if slot > pruned:
         return 0
     return int(lane.created_at) if lane.existing == "all" else None
+
+
+def items_known_by(desk: Desk, run: RunRecord) -> int:
+    """Return by which run of its slot the items of a run are known."""
+    for rerun in range(run.key.rerun, 0, -1):
+        known = desk.run(run.key._replace(rerun=rerun))
+        if known is None:  # nobody remembers it
+            return 0
+        if known.trigger == BACKFILL_ALL:
+            return rerun
+    return 0
+
+
+def oldest_owed(desk: Desk, job: str) -> Lane | None:
+    """Return the lane of a job whose slots are owed for longest; None if none are."""
+    return next((lane for lane in desk.lanes(job) if lane.trigger == OWED), None)
+
+
+def jitter_ends(job: JobRecord, slot: int) -> float:
+    """Return when an owed slot may start: it keeps its jitter, though it is made up."""
+    schedule = job.schedule
+    return slot if schedule is None else starts_at(schedule, job.catching_up, job.job, slot)
+
+
+def given_up(lane: Lane, job: JobRecord, slot: int, *, now: float) -> Span | None:
+    """Return how an owed slot is recorded that ``catchup`` would not make up; None if it would.
+
+    A job that makes up every slot gives none up. Of any other an owed slot may start until its
+    deadline, and until a newer slot of the schedule in force is due.
+    """
+    schedule, rules = job.schedule, job.catching_up
+    if schedule is None or rules.catchup is CatchUp.ALL:
+        return None
+    deadline = rules.deadline
+    if deadline is not None and now > jitter_ends(job, slot) + deadline:
+        return Span(slot, slot, State.MISSED, "start_deadline")
+    newest = newest_due(schedule, rules, job.job, now=now)
+    if newest is None or newest <= max(slot, lane.created_at):  # older ones never fire
+        return None
+    if rules.catchup is CatchUp.NONE:
+        return Span(slot, slot, State.MISSED, "start_deadline")
+    return Span(slot, slot, State.MISSED, "coalesced", str(RunKey(job.job, newest)))

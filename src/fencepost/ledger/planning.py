@@ -36,6 +36,8 @@ PAGE = 500
 # How often an instance looks that has nothing to do: whoever makes work that is due before that
 # says so to those who listen.
 LOOK = 1.0
+# How long a job is left alone that cannot be planned.
+TROUBLE = 60.0
 # What is said: there is something to run, an alarm to fire; and, to whoever just began to listen,
 # that anything may have been said before.
 DUE, ALARM, ANYTHING = "due", "alarm", ""
@@ -43,6 +45,8 @@ DUE, ALARM, ANYTHING = "due", "alarm", ""
 CANCEL = "cancel "
 # What runs carry that a backfill made, and one that repeats all: those have their effects anew.
 BACKFILL, BACKFILL_ALL = "backfill", "backfill_all"
+# And what runs carry that make up slots which the schedule in force does not find any more.
+OWED = "owed"
 
 
 def told_safely(error: Exception) -> str:
@@ -154,6 +158,21 @@ class Note(NamedTuple):
     job: str
     run: str = ""
     about: tuple[tuple[str, object], ...] = ()
+
+
+def note_of_run(run: RunRecord) -> Note:
+    """Return what is to be told of a run that ended without an attempt."""
+    about: tuple[tuple[str, object], ...] = (("reason", run.reason),)
+    if run.blocker:
+        about += (("blocker", run.blocker),)
+    what = "quarantined" if run.reason == "poison" else run.state.value
+    return Note(what, run.key.job, str(run.key), about)
+
+
+def note_of_span(job: str, span: Span) -> Note:
+    """Return what is to be told of slots that were decided at once."""
+    about = (("reason", span.reason), ("first", span.first), ("last", span.last))
+    return Note(span.state.value, job, span.into, about)
 
 
 class Ticked(NamedTuple):

@@ -7,12 +7,12 @@ an instance starts or ends: a job that nobody knows any more becomes an orphan, 
 from __future__ import annotations
 
 from fencepost.errors import Misuse, UnknownJob
-from fencepost.ledger.planning import InstanceRecord, Note, told_safely
+from fencepost.ledger.planning import OWED, InstanceRecord, Lane, Note, told_safely
 from fencepost.model import edited as edits
 from fencepost.model.cohort import GONE_AFTER, joined, winner
 from fencepost.model.definition import JobRecord
-from fencepost.model.every import Edited
 from fencepost.model.plan import Span, newest_due, next_start
+from fencepost.model.rules import CatchUp
 from fencepost.model.run import State
 from fencepost.model.schedule import EveryAfter, schedule_from
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fencepost.ledger.planning import Desk, Instance, Lane, Roll
+    from fencepost.ledger.planning import Desk, Instance, Roll
     from fencepost.model.definition import Definition
     from fencepost.model.named import Protocol
     from fencepost.model.run import RunRecord
@@ -154,19 +154,19 @@ def store(office: Office, definitions: Sequence[Definition]) -> int:
 
 def edit(office: Office, job: JobRecord, definition: Definition, notes: list[Note]) -> None:
     """Put another definition in force, from now on."""
-    if job.orphaned_at and job.lasting == definition.spec:
+    if job.orphaned_at and job.spec == definition.spec:
         job = _back_from_orphans(office, job)
     edited = _defined(job, definition, now=office.now)
-    if job.lasting != definition.spec:
+    if job.spec != definition.spec:
         edited = _rescheduled(office, job, edited, notes)
     else:
         # The next window begins at the last slot, not in between; and what is owed stays owed.
-        edited = edited._replace(spec=job.spec, effective_from=job.effective_from)
+        edited = edited._replace(effective_from=job.effective_from)
         if job.rules != definition.rules and (schedule := edited.schedule) is not None:
             due = next_start(schedule, edited.catching_up, job.job, job.watermark)
             edited = edited._replace(next_due=due)
     office.put_job(edited)
-    about = (("epoch", edited.epoch), ("was", job.lasting), ("now", definition.spec))
+    about = (("epoch", edited.epoch), ("was", job.spec), ("now", definition.spec))
     notes.append(Note("edited", job.job, about=about))
 
 
@@ -189,40 +189,55 @@ def _defined(job: JobRecord, definition: Definition, *, now: float) -> JobRecord
 def _rescheduled(office: Office, job: JobRecord, edited: JobRecord, notes: list[Note]) -> JobRecord:
     """Decide what was due under the old schedule, and begin the new one now."""
     new, agenda = edited.schedule, job.agenda
-    for lane in office.lanes(job.job):
-        if lane.trigger == "owed":
-            _owe_both(office, lane, new, notes)
+    for lane in _owed_lanes(office, job.job):
+        _owe_both(office, lane, edited, notes)
     done = edits.edit(_schedule(job), new, edited.catching_up, agenda, now=office.now)
     _passed_between(office, job.job, done.passed, notes)
+    _owe(office, job.job, done.kept)
     for run in office.waiting(job.job):
         ours = run.trigger in ("schedule", "catchup")
         if ours and not (new is not None and _has(new, run.key.slot)):
             _end(office, run, State.SKIPPED, "schedule_changed")
-    schedule, mark = done.schedule, done.watermark
-    due = None if schedule is None else next_start(schedule, edited.catching_up, job.job, mark)
-    if due is None and new is not None:
-        notes.append(_over(job.job, new, now=office.now))
-    spec = "" if schedule is None else schedule.spec
-    return edited._replace(spec=spec, watermark=mark, next_due=due, owed=done.owed)
+    return _going_on(office, edited, done, notes)
 
 
-def _owe_both(office: Office, lane: Lane, new: Schedule | None, notes: list[Note]) -> None:
+def _going_on(office: Office, job: JobRecord, done: edits.Edit, notes: list[Note]) -> JobRecord:
+    """Return a job as it goes on after an edit: where it stands, and when it is due next."""
+    schedule, rules, mark = job.schedule, job.catching_up, max(job.watermark, done.watermark)
+    due = None if schedule is None else next_start(schedule, rules, job.job, mark)
+    if due is None and schedule is not None:
+        notes.append(_over(job.job, schedule, now=office.now))
+    owed, ordered = done.owed, rules.catchup is CatchUp.ALL and not rules.live_first
+    if not owed and ordered and _owed_lanes(office, job.job):
+        owed = mark  # what is made up goes before the live slots
+    return job._replace(watermark=mark, next_due=due, owed=owed)
+
+
+def _owed_lanes(office: Office, name: str) -> list[Lane]:
+    return [lane for lane in office.lanes(name) if lane.trigger == OWED]
+
+
+def _owe(office: Office, name: str, kept: Sequence[edits.Stretch]) -> None:
+    """Have slots made up that stay due, though the schedule in force has others among them."""
+    for schedule, first, last in kept:
+        lane = Lane(0, name, first, last + 1, first, trigger=OWED, spec=schedule.spec)
+        office.put_lane(lane._replace(created_at=office.now))
+
+
+def _owe_both(office: Office, lane: Lane, job: JobRecord, notes: list[Note]) -> None:
     """Go on owing slots of the past that the new schedule has too, and pass the others by."""
     try:
         old = schedule_from(lane.spec)
     except Exception:  # noqa: BLE001 -- a newer version wrote it, and whoever makes it up says so
         return
-    last = lane.until - 1
-    first, newest = old.after(lane.cursor - 1), old.latest(last)
+    first, newest = old.after(lane.cursor - 1), old.latest(lane.until - 1)
     if first is None or newest is None or first > newest:
         return
-    kept = edits.common(old, new, first, newest, most=lane.until - lane.start)
-    _passed_between(office, lane.job, tuple(edits.gaps(old, kept, first, newest)), notes)
+    kept = edits.common(old, job.schedule, first, newest, most=lane.until - lane.start)
+    _passed_between(office, job.job, tuple(edits.gaps(old, kept, first, newest)), notes)
     office.put_lane(lane._replace(ended_at=office.now, stopped="schedule_changed"))
-    if kept and new is not None:
-        spec, start = Edited(old, new, first=kept[0], since=last).spec, kept[0]
-        left = lane._replace(number=0, start=start, cursor=start, spec=spec, created_at=office.now)
-        office.put_lane(left)
+    if job.schedule is not None:
+        _owe(office, job.job, tuple(edits.stretches(job.schedule, kept)))
 
 
 def _passed_between(office: Office, name: str, spans: Sequence[Span], notes: list[Note]) -> None:
@@ -288,33 +303,32 @@ def _begin_job(
         if old is not None and _goes_on(old):
             if old.paused:
                 founded = founded._replace(paused=old.paused, paused_until=old.paused_until)
-            gone_on.append(_renamed(old, founded, now=office.now))
+            gone_on.append(_renamed(office, old, founded, notes))
             _end_waiting(office, alias, State.SKIPPED, "renamed")
             office.put_job(old._replace(retired=f"renamed to {definition.job}", next_due=None))
             notes.append(Note("renamed", definition.job, about=(("was", alias),)))
     # Of two names the one counts that was decided up to an earlier slot.
-    fresh = edits.Edit(founded.schedule, int(office.now))
-    done = min(gone_on, key=lambda each: each.watermark, default=fresh)
+    done = min(gone_on, key=lambda each: each.begins, default=edits.Edit(int(office.now)))
     # A name that had slots of its own before has those on record already.
     since = before.watermark + 1
     passed = [span._replace(first=max(span.first, since)) for span in done.passed]
     _passed_between(office, definition.job, [one for one in passed if one.last >= since], notes)
-    schedule, mark = done.schedule, max(before.watermark, done.watermark)
-    due = None if schedule is None else next_start(schedule, founded.catching_up, founded.job, mark)
-    if due is None and schedule is not None:
-        notes.append(_over(definition.job, schedule, now=office.now))
-    spec = "" if schedule is None else schedule.spec
-    office.put_job(
-        founded._replace(spec=spec, watermark=mark, next_due=due, owed=done.owed, stored=stored)
-    )
+    _owe(office, definition.job, done.kept)
+    office.put_job(_going_on(office, founded._replace(stored=stored), done, notes))
 
 
-def _renamed(old: JobRecord, founded: JobRecord, *, now: float) -> edits.Edit:
+def _renamed(office: Office, old: JobRecord, founded: JobRecord, notes: list[Note]) -> edits.Edit:
     """Decide where a job stands that takes the place of one with another name."""
-    if old.lasting == founded.spec:  # what is left of an earlier edit goes along, and what is owed
-        return edits.Edit(_schedule(old) or founded.schedule, old.watermark, old.owed)
+    for lane in _owed_lanes(office, old.job):
+        if old.spec != founded.spec:
+            _owe_both(office, lane, founded, notes)
+        else:  # what is left of an earlier edit goes along, and what is owed
+            office.put_lane(lane._replace(ended_at=office.now, stopped="renamed"))
+            office.put_lane(lane._replace(number=0, job=founded.job, created_at=office.now))
+    if old.spec == founded.spec:
+        return edits.Edit(old.watermark, old.owed)
     agenda = old.agenda._replace(job=founded.job)
-    return edits.edit(_schedule(old), founded.schedule, founded.catching_up, agenda, now=now)
+    return edits.edit(_schedule(old), founded.schedule, founded.catching_up, agenda, now=office.now)
 
 
 def _goes_on(old: JobRecord | None) -> bool:
@@ -324,9 +338,6 @@ def _goes_on(old: JobRecord | None) -> bool:
 
 def _known_again(office: Office, job: JobRecord, notes: list[Note]) -> None:
     """Let an orphan run again. What it missed meanwhile is on record, up to the last slot."""
-    if job.lasting != job.spec and job.watermark >= job.effective_from:
-        job = job._replace(spec=job.lasting)  # of its old schedule no slot is left
-        office.put_job(job)
     if not (job.orphaned_at or job.unknown_since):
         return
     if job.orphaned_at:
@@ -339,7 +350,7 @@ def _back_from_orphans(office: Office, job: JobRecord) -> JobRecord:
     mark = max(_let_pass(office, job, State.MISSED, "orphaned"), int(office.now))
     schedule = _schedule(job)
     due = None if schedule is None else next_start(schedule, job.catching_up, job.job, mark)
-    return job._replace(watermark=mark, next_due=due, owed=0)
+    return job._replace(watermark=mark, next_due=due, owed=job.made_up_to)
 
 
 def _let_pass(office: Office, job: JobRecord, state: State, reason: str) -> int:
@@ -399,7 +410,7 @@ def resume(office: Office, name: str) -> JobRecord:
             if newest is not None and first is not None and first <= newest:
                 office.span(name, Span(first, newest, State.SKIPPED, job.barred))
                 due = next_start(schedule, job.catching_up, name, newest)
-                job = job._replace(watermark=newest, next_due=due, owed=0)
+                job = job._replace(watermark=newest, next_due=due, owed=job.made_up_to)
         job = job._replace(paused="", paused_until=0.0, quarantined="")
         office.put_job(job)
         for lane in office.lanes(name):  # it was to be looked at again and again meanwhile
@@ -451,7 +462,7 @@ def backfill(office: Office, lane: Lane) -> Lane:
             if not known.newest_first:
                 return office.put_lane(known._replace(until=lane.until))
             lane = lane._replace(start=known.until, cursor=max(lane.cursor, known.until))
-            following = schedule_from(lane.spec or job.lasting).after(lane.start - 1)
+            following = schedule_from(lane.spec or job.spec).after(lane.start - 1)
             if following is None or following >= lane.until:
                 return known
     return office.put_lane(lane._replace(created_at=office.now))

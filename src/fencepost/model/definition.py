@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-from fencepost.model.every import Edited
 from fencepost.model.named import NamedTuple
 from fencepost.model.plan import Agenda, starts_at
 from fencepost.model.rules import rules_from
@@ -83,15 +82,12 @@ class JobRecord(NamedTuple):
         return schedule_from(self.spec) if self.spec else None
 
     @property
-    def lasting(self) -> str:
-        """Return the spec of its schedule, without what is left of the one that it had before."""
-        if '"edited"' not in self.spec:
-            return self.spec
-        try:
-            schedule = self.schedule
-        except Exception:  # noqa: BLE001 -- as below
-            return self.spec
-        return schedule.now.spec if isinstance(schedule, Edited) else self.spec
+    def made_up_to(self) -> int:
+        """Return up to which slot ranges of the past go before the live slots; 0 if none do.
+
+        An outage that is being made up reaches beyond the watermark; such ranges lie below it.
+        """
+        return self.owed if self.owed <= self.watermark else 0
 
     def planned_start(self, key: RunKey) -> float:
         """Return when a slot was to start, if the job has jitter and nothing else says so."""

@@ -131,7 +131,7 @@ def _changed(
     name, rules = record.job, rules_from(definition.rules)
     before = _next(old, record.catching_up, name, now)
     skipped: tuple[int, ...] = ()
-    if record.lasting != definition.spec:
+    if record.spec != definition.spec:
         skipped = _skipped(record, old, new, rules, waiting, now=now)
     return Changed(name, _words(record, definition), before, _next(new, rules, name, now), skipped)
 
@@ -163,7 +163,7 @@ def _has(schedule: Schedule, slot: int) -> bool:
 
 def _words(record: JobRecord, definition: Definition) -> tuple[Word, ...]:
     was, now = _said(record.definition, record.rules), _said(definition.facts, definition.rules)
-    was["schedule"] = _meant(_schedule(record.lasting))
+    was["schedule"] = _meant(_schedule(record.spec))
     now["schedule"] = _meant(_schedule(definition.spec))
     was["payload"], now["payload"] = record.payload, definition.payload
     was["run by"], now["run by"] = record.template, definition.template

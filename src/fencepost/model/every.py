@@ -6,7 +6,6 @@ said when it is made; afterwards it only answers.
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 
 from fencepost.errors import BadDuration, BadSchedule, BadSlot
@@ -24,9 +23,7 @@ if TYPE_CHECKING:
 
 END = 253_370_764_800  # the year 9999: from here on, some zone's calendar has no more pages
 HORIZON = 8  # years; a leap day can be that far away, as from 2096 to 2104
-# How many slots are looked at, at most, to find one that two schedules have.
-_LOOKS = 20_000
-_LONGEST = HORIZON * 365 * 86400
+LONGEST = HORIZON * 365 * 86400
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -172,77 +169,6 @@ class At(Schedule):
         return self.slot if self.slot <= second else None
 
 
-class Edited(Schedule):
-    """A schedule that took the place of another one at ``since``.
-
-    From ``first`` on and up to ``since`` its slots are those that both have, after that they are
-    its own.
-    """
-
-    __slots__ = ("first", "now", "since", "was")
-    was: Schedule
-    now: Schedule
-    first: int
-    since: int
-
-    def __init__(self, was: Schedule, now: Schedule, *, first: int, since: int) -> None:
-        if isinstance(was, Edited) and was.since < first:
-            was = was.now
-        self.was, self.now, self.first, self.since = was, now, first, since
-        facts = {"edited": since, "first": first}
-        parts = {"now": json.loads(now.spec), "was": json.loads(was.spec)}
-        self.spec = json.dumps({**facts, **parts}, sort_keys=True, separators=(",", ":"))
-
-    def __str__(self) -> str:
-        return str(self.now)
-
-    def _after(self, second: int) -> int | None:
-        if second < self.since:
-            start = max(second + 1, self.first)
-            found = next(_forwards(self.was, self.now, start, self.since), None)
-            if found is not None:
-                return found
-        return self.now.after(max(second, self.since))
-
-    def _latest(self, second: int) -> int | None:
-        if second > self.since:
-            found = self.now.latest(second)
-            if found is not None and found > self.since:
-                return found
-        return next(backwards(self.was, self.now, self.first, min(second, self.since)), None)
-
-
-def lasting(schedule: Schedule | None) -> Schedule | None:
-    """Return a schedule as it is from now on, whatever it took the place of."""
-    return schedule.now if isinstance(schedule, Edited) else schedule
-
-
-def backwards(one: Schedule, other: Schedule, first: int, last: int) -> Iterator[int]:
-    """Yield the slots that both have, newest first: each leaps to where the other one is."""
-    for _ in range(_LOOKS):
-        slot = one.latest(last)
-        there = None if slot is None or slot < first else other.latest(slot)
-        if there is None or there < first:
-            return
-        if there == slot:
-            yield there
-            there -= 1
-        last = there
-
-
-def _forwards(one: Schedule, other: Schedule, first: int, last: int) -> Iterator[int]:
-    """Yield the slots that both have, oldest first."""
-    for _ in range(_LOOKS):
-        slot = one.after(first - 1)
-        there = None if slot is None or slot > last else other.after(slot - 1)
-        if there is None or there > last:
-            return
-        if there == slot:
-            yield there
-            there += 1
-        first = there
-
-
 def second_of(instant: float) -> int:
     """Return the whole second of an instant, within the calendar: infinity is its end."""
     return int(min(max(instant, -1), END - 1) // 1)
@@ -255,7 +181,7 @@ def shortly(length: int) -> str:
 
 def _length(interval: Duration, what: str) -> int:
     length = _whole(interval, what, seconds)
-    if not 1 <= length <= _LONGEST:
+    if not 1 <= length <= LONGEST:
         raise BadSchedule(f"{what} is {interval!r}: give 1 s or more, up to {HORIZON} years")
     return length
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fencepost.errors import BadSchedule
 from fencepost.model.cron import Cron
-from fencepost.model.every import At, Every, EveryAfter, Schedule, lasting
+from fencepost.model.every import At, Every, EveryAfter, Schedule
 from fencepost.model.spec import schedule_from, spec_of
 from fencepost.model.spread import delay
 from fencepost.model.words import described, doubtful, dst_note
@@ -28,7 +28,6 @@ __all__ = [
     "doubtful",
     "dst_note",
     "due_slot",
-    "lasting",
     "schedule_from",
     "schedule_of",
     "spec_of",

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from fencepost.errors import BadSchedule
 from fencepost.model.cron import restored
-from fencepost.model.every import At, Edited, Every, EveryAfter
+from fencepost.model.every import At, Every, EveryAfter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ def schedule_from(spec: str) -> Schedule:
 
 
 def _made(facts: dict[str, Any]) -> Schedule:
-    if "edited" in facts:
-        was, now = _made(facts["was"]), _made(facts["now"])
-        return Edited(was, now, first=_number(facts["first"]), since=_number(facts["edited"]))
     if "every" in facts and len(facts) == 1:
         return Every(_number(facts["every"]))
     if "every" in facts and len(facts) == 2:

@@ -7,6 +7,7 @@ belongs     a slot is one of the definition in force, and later than that defini
 covered     every slot up to the watermark has a run, or lies in a recorded range
 reasons     what was skipped or missed was so for a reason that the job's policy knows
 ranges      no two recorded ranges of a job overlap
+in order    what is made up for a job with catchup="all" is begun oldest first, but for live_first
 one version the definition in force changes once for each deploy, unless its instances were silent
 in force    after the storm the newest program's definitions are in force
 settled     after the storm every slot that was due has ended, and everything is made up
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 # heard meanwhile, for a while.
 _SILENT, _ALONE = 55.0, 30.0
 _TICKED = frozenset({"schedule", "catchup"})
+# Slots of these kinds are begun oldest first where every one is made up.
+_IN_ORDER = _TICKED | {"owed"}
+# Why an owed slot is recorded in place of being made up.
+_GIVEN_UP = frozenset({"coalesced", "start_deadline"})
 # By which word of its policy a run may have ended so: the word, and the values that allow it.
 _ENDS: dict[tuple[str, str], tuple[str, frozenset[str]]] = {
     ("skipped", "lock_held"): ("overlap", frozenset({"skip", "allow"})),
@@ -91,6 +96,7 @@ class _Job:
         self.mark = 0
         self.barred: set[str] = set()  # why it ever was
         self.slots: set[int] = set()  # which have a run
+        self.newest = 0  # slot that a tick has begun
         self.live: dict[int, set[str]] = {}
         self.ends: dict[int, float] = {}  # when the newest run of a slot ended
         self.spans: list[Event] = []
@@ -104,6 +110,18 @@ class _Job:
             or any(span.token <= slot <= span.until for span in self.spans)
             or any(lane.state == "open" and lane.token <= slot < lane.until for lane in self.lanes)
         )
+
+    def gave_up(self, slot: int) -> bool:
+        """Say whether a slot was to be made up, until a newer one was due or it was too late."""
+        return any(
+            span.detail in _GIVEN_UP and span.token <= slot <= span.until for span in self.spans
+        )
+
+    @property
+    def ordered(self) -> bool:
+        """Whether its slots are begun in their order, whichever of its definitions is in force."""
+        rules = [epoch.rules for epoch in self.epochs]
+        return all(one.catchup is CatchUp.ALL and not one.live_first for one in rules)
 
 
 class _Reader:
@@ -203,6 +221,10 @@ class _Reader:
         key = self._key(event.run)
         job, now = self._job(key.job), event.at + self._clock
         job.slots.add(key.slot)
+        if event.detail in _IN_ORDER:
+            if key.slot < job.newest and job.ordered:
+                self._found("in order", f"{event.run} was begun after {job.newest}")
+            job.newest = max(job.newest, key.slot)
         if key.slot > now:
             self._found("belongs", f"{event.run} was planned at {now:.3f}, before it was due")
             return
@@ -293,7 +315,7 @@ class _Reader:
             if lane.state != "ended" or not spec:
                 continue
             for slot in schedule_from(spec).between(lane.token, lane.until):
-                if slot not in job.slots:
+                if slot not in job.slots and not job.gave_up(slot):
                     self._found("covered", f"{name} at {slot} was not made up", about=lane)
 
     def _conclude_spans(self, name: str, job: _Job) -> None:

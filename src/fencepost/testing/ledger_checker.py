@@ -22,7 +22,6 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from fencepost.ledger.planning import BACKFILL, BACKFILL_ALL
-from fencepost.model.every import Edited
 from fencepost.model.name import base
 from fencepost.model.run import LAPSED, State
 from fencepost.model.schedule import EveryAfter, schedule_from
@@ -433,8 +432,6 @@ class _Walk:
 
 
 def _zoned(schedule: Schedule | None) -> bool:
-    if isinstance(schedule, Edited):
-        return _zoned(schedule.was) or _zoned(schedule.now)
     return getattr(schedule, "tz", "UTC") != "UTC"
 
 

@@ -245,7 +245,7 @@ class PlannerServer(LedgerServer):
                 job.rules,
                 job.epoch,
                 job.effective_from,
-                job.lasting,
+                job.spec,
                 "",
                 job.retired or job.barred,
                 job.watermark,

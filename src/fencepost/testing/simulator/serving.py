@@ -292,7 +292,7 @@ def settled(server: PlannerServer, program: Program, *, ends: float) -> bool:
     jobs = {job.job: job for job in server.jobs()}
     for name, job in program.jobs.items():
         record = jobs.get(name)
-        if record is None or record.lasting != job.spec or not _caught_up(record, ends):
+        if record is None or record.spec != job.spec or not _caught_up(record, ends):
             return False
     return server.idle and all(
         run.state.terminal or run.key.slot > ends or run.key.job not in program.jobs
