@@ -75,7 +75,7 @@ class SqliteLedger:
         self.abilities = LedgerAbilities(
             able.durable, able.shared, transactional=able.durable, settles=self._settles
         )
-        self.testimony = Testimony(world, leases.file.path)
+        self.testimony = Testimony(world, leases.file)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
         self._planner: SqlitePlanner | None = None
 
@@ -287,7 +287,7 @@ class SqliteLedger:
 
         ``vouch`` says what this leaves in the file for good, for the witness; else it is counted.
         """
-        line, token, counted, told = "", 0, 0, None
+        line, token, counted, told = "", 0, None, None
 
         def prepared(db: Connection) -> T | RunLost:
             nonlocal line, token, counted
@@ -360,14 +360,14 @@ class SqliteLedger:
 
     def _claim_free(self, want: Want, *, durable: bool) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None elsewhere."""
-        if self.testimony.doubtful or want.policy.overlap is Overlap.ALLOW:
+        if want.policy.overlap is Overlap.ALLOW:
             return None
         told = None
 
         def work(db: Connection) -> Claimed | None:
             nonlocal told
-            if db is not self.ready:
-                return None  # a connection whose tables nobody has looked at yet
+            if db is not self.ready or self.testimony.doubtful:
+                return None  # a connection whose tables nobody has looked at yet, or a copy
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
                 run = claimed.run

@@ -54,6 +54,19 @@ class SqliteFile:
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and inode of the file that was opened last."""
+        return self._inode
+
+    def found(self) -> tuple[int, int]:
+        """Return the device and inode of the file that is there now."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return _NO_FILE
+        return status.st_dev, status.st_ino
+
     def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
         """Run ``work`` outside of any transaction: for a single statement that reads."""
         with self._turn:
@@ -213,7 +226,7 @@ class SqliteFile:
         except BaseException:
             connection.close()
             raise
-        found = self._found()
+        found = self.found()
         if found != self._inode:
             self._inode, self.generation = found, self.generation + 1
         self._connection = connection
@@ -237,13 +250,6 @@ class SqliteFile:
         if not same:
             self.close()
             self.generation += 1
-
-    def _found(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return _NO_FILE
-        return status.st_dev, status.st_ino
 
     def _relax(self, connection: sqlite3.Connection) -> None:
         """Let commits from now on survive crashes only; whoever needs more calls ``_sync``.
