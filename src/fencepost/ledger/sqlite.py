@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 # A run that is shorter than this ends before its claim need be on the disk by itself.
 SETTLES = 0.02
-# An end that comes so soon after its claim goes to the file that was looked at for the claim. It is
-# as if that file were replaced a moment later; every claim looks for itself.
-_SHORTLY = 0.001
 # How long a keeper waits for the file at most.
 _BRIEFLY = 0.25
 
@@ -433,7 +430,7 @@ class SqliteLedger:
                 told = self.testimony.tell_run(self._namespace, run)
             return run
 
-        self._file.follow(trusted=_SHORTLY)
+        self._file.follow()  # a body may be over at once, and have replaced it
         run = self._file.write_one(work, durable=True)
         if told is not None:
             self.testimony.synced(told)
