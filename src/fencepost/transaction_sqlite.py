@@ -11,6 +11,7 @@ import os
 import sqlite3
 
 from fencepost.errors import LeaseLost, Misuse, RunLost
+from fencepost.ledger.sqlite_testimony import untold
 from fencepost.model.item import ItemState
 from fencepost.transaction import ENDED_OTHERWISE, Transaction
 from fencepost.world.sqlite import SqliteFile, carry_over, is_of_file
@@ -37,11 +38,12 @@ class SqliteTransaction(Transaction):
         super().__init__(course, scope=scope, owner=owner)
         desk = ledger.desk
         self._world, self._books, self._leases = desk.world, desk.books, desk.leases
-        self._testimony = ledger.testimony
+        self._ledger, self._testimony = ledger, ledger.testimony
         # Connections are kept for the next transaction: to open one costs more than to use it.
         self._idle = desk.idle
         self._file: SqliteFile | None = None
         self._connection: sqlite3.Connection | None = None
+        self._known = False  # whether the witness was asked about the file that this is in
         self._pid = os.getpid()
 
     @property
@@ -86,11 +88,15 @@ class SqliteTransaction(Transaction):
         course.check()
         # Whoever cannot begin before its lease must be doubted does not begin at all.
         patience = max(0.1, course.hold.trust.until - self._world.clocks.boottime())
+        if not self._testimony.knows(self._leases.file.found()):
+            # A process of its own for this body, or a file in place of another: the ledger looks.
+            self._ledger.written(_nothing, False, patience, untold)  # noqa: FBT003 -- a door takes arguments by position
         file = self._spare()
         begun = False
         try:
             self._connection, self._file = file.begin(patience=patience), file
             _open.add(self)
+            self._known = self._testimony.knows(file.place)
             self._guard()
             self._joins(pinned=self._world.clocks.boottime())
             begun = True
@@ -124,15 +130,16 @@ class SqliteTransaction(Transaction):
         if self._pid != os.getpid():
             raise Misuse("this transaction belongs to another process")
         course, sent = self._course, self._world.clocks.boottime()
-        committed, count = False, 0
+        committed, counted = False, None
         try:
             if commit:
                 self._prolong()
-                count = self._testimony.count(self.connection)
+                if self._known:  # else it may be a copy, and come to look like the ledger
+                    counted = self._testimony.count(self.connection)
             self._end(commit=commit)
             committed = commit
-            if count:
-                self._testimony.synced(self._testimony.tell(counted=count))
+            if counted:
+                self._testimony.synced(self._testimony.tell(counted=counted))
         finally:
             self._end(commit=False)
             if committed:

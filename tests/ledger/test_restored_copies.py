@@ -14,6 +14,8 @@ import pytest
 
 from fencepost import Fencepost
 from fencepost.errors import LedgerDoubtful, RunLost
+from fencepost.world.blocking import BlockingWorld
+from fencepost.world.sqlite import SqliteFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +103,33 @@ def test_a_run_whose_ledger_is_replaced_beneath_it_is_lost(tmp_path: Path) -> No
                 run.save("half")
 
         assert fp.trigger("work", SLOT + timedelta(hours=1)).status == "lost"
+
+
+def test_a_body_that_is_over_at_once_is_lost_with_its_ledger(tmp_path: Path) -> None:
+    for hours in range(10):
+        with Fencepost(f"sqlite:///{tmp_path}/ledger.db") as fp:
+            fp.job("before")(lambda: None)
+            fp.trigger("before", SLOT + timedelta(hours=hours))  # all is open and ready by then
+            fp.job("work")((tmp_path / "ledger.db").unlink)
+            assert fp.trigger("work", SLOT).status == "lost"
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_noticed(tmp_path: Path) -> None:
+    for name, version in (("ledger.db", 1), ("yesterday.db", 2)):
+        with closing(sqlite3.connect(tmp_path / name)) as db:
+            db.execute(f"PRAGMA user_version = {version}")
+
+    def set_up(_: sqlite3.Connection) -> None:
+        if not opened_by:
+            _replaced(tmp_path)
+        opened_by.append("somebody")
+
+    opened_by: list[str] = []
+    file = SqliteFile(BlockingWorld(), f"{tmp_path}/ledger.db", set_up=set_up)
+    file.read(lambda db: db)
+    file.follow()
+    assert file.read(lambda db: db.execute("PRAGMA user_version").fetchone()) == (2,)
+    file.close()
 
 
 def _replaced(folder: Path) -> None:

@@ -175,6 +175,7 @@ class SqliteAlarms:
         """Delete tombstones that were kept for long enough."""
 
         def work(desk: SqliteAlarmDesk) -> int:
+            self._ledger.refuse_doubtful(desk.db)  # this would set its count ahead
             if self._clock.look(desk.db):
                 return 0
             values = (self._namespace, desk.now, limit)

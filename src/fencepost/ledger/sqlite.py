@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 # A run that is shorter than this ends before its claim need be on the disk by itself.
 SETTLES = 0.02
-# An end that comes so soon after its claim goes to the file that was looked at for the claim. It is
-# as if that file were replaced a moment later; every claim looks for itself.
-_SHORTLY = 0.001
 # How long a keeper waits for the file at most.
 _BRIEFLY = 0.25
 
@@ -75,7 +72,7 @@ class SqliteLedger:
         self.abilities = LedgerAbilities(
             able.durable, able.shared, transactional=able.durable, settles=self._settles
         )
-        self.testimony = Testimony(world, leases.file.path)
+        self.testimony = Testimony(world, leases.file)
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
         self._planner: SqlitePlanner | None = None
 
@@ -287,7 +284,7 @@ class SqliteLedger:
 
         ``vouch`` says what this leaves in the file for good, for the witness; else it is counted.
         """
-        line, token, counted, told = "", 0, 0, None
+        line, token, counted, told = "", 0, None, None
 
         def prepared(db: Connection) -> T | RunLost:
             nonlocal line, token, counted
@@ -360,14 +357,14 @@ class SqliteLedger:
 
     def _claim_free(self, want: Want, *, durable: bool) -> Claimed | None:
         """Claim by one statement what nothing speaks against; None elsewhere."""
-        if self.testimony.doubtful or want.policy.overlap is Overlap.ALLOW:
+        if want.policy.overlap is Overlap.ALLOW:
             return None
         told = None
 
         def work(db: Connection) -> Claimed | None:
             nonlocal told
-            if db is not self.ready:
-                return None  # a connection whose tables nobody has looked at yet
+            if db is not self.ready or self.testimony.doubtful:
+                return None  # a connection whose tables nobody has looked at yet, or a copy
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
                 run = claimed.run
@@ -433,7 +430,7 @@ class SqliteLedger:
                 told = self.testimony.tell_run(self._namespace, run)
             return run
 
-        self._file.follow(trusted=_SHORTLY)
+        self._file.follow()  # a body may be over at once, and have replaced it
         run = self._file.write_one(work, durable=True)
         if told is not None:
             self.testimony.synced(told)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
     from fencepost.model.witnessed import Cell
     from fencepost.world.api import World
+    from fencepost.world.sqlite import SqliteFile
 
 CREATE_LIFE = """
 CREATE TABLE IF NOT EXISTS fencepost_life (
@@ -49,7 +50,9 @@ SELECT EXISTS (SELECT 1 FROM fencepost_run) OR EXISTS (SELECT 1 FROM fencepost_a
 
 # What all tokens must be above only grows, and in one boot by commits of the ledger alone. Tokens
 # are microseconds: nobody misses those that are counted away.
-_COUNT_UP = "UPDATE fencepost_file SET token = token + 1 WHERE id = 1 RETURNING token"
+_COUNT_UP = """
+UPDATE fencepost_file SET token = token + 1 WHERE id = 1
+RETURNING token, (SELECT incarnation FROM fencepost_life WHERE id = 1)"""
 
 _FIND_COUNT = "SELECT token FROM fencepost_file WHERE id = 1"
 
@@ -66,25 +69,35 @@ _FIND_PRUNED = "SELECT pruned FROM fencepost_job WHERE namespace = ? AND job = ?
 _OFTEN_US = 1_000_000
 _DAY = 86400.0
 
-# What a process has told: how far the file had counted, its last commit as a line, and the token.
-Telling = tuple[int, str, int]
-NOTHING: Telling = (0, "", 0)
+# What a process has told: how far the file had counted, its last commit as a line, and the token;
+# and how often it had begun anew by then.
+Telling = tuple[int, str, int, int]
+NOTHING: Telling = (0, "", 0, 0)
+
+# How far a file has counted, and which ledger it is.
+Counted = tuple[int, str]
 
 # What stands for a commit that nobody need remember.
 UNTOLD = Commit("", RunKey("", 0), 0)
 
 
 class Testimony:
-    """What the witness of one file says about it."""
+    """What the witness of one file says about it.
 
-    def __init__(self, world: World, path: str) -> None:
-        self._world, self._path = world, path
+    Files are compared on the ledger's own connection, by one thread at a time. But transactions of
+    user code have connections of their own, and any thread tells what is synced: so what is told,
+    and the cell, change in turn only. No statement is run in that turn.
+    """
+
+    def __init__(self, world: World, file: SqliteFile) -> None:
+        self._world, self._file = world, file
         self._boot = world.clocks.era() or ""
-        in_memory = path == ":memory:"
-        self._witness = None if in_memory else Witness(path + "-live")
-        self._cells = None if in_memory else Cells(path + "-live")
-        self._incarnation = self._head = ""
+        in_memory = file.path == ":memory:"
+        self._witness = None if in_memory else Witness(file.path + "-live")
+        self._cells = None if in_memory else Cells(file.path + "-live")
+        self._incarnation = self._head = ""  # of the ledger that was believed last
         self._doubt = ""
+        self._place: tuple[int, int] | None = None  # of the file that was compared last
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
         self._read: list[str] = []  # cells of others of which this file has all
@@ -100,23 +113,28 @@ class Testimony:
         """Compare the file with what was seen of it. Asked once for each connection."""
         if self._witness is None or self._cells is None:
             return
-        self._identify(db)
-        (token,) = db.execute(_FIND_HIGHEST).fetchone()
+        found = self._seen_in(db)
         (any_run,) = db.execute(_ANY_RUN).fetchone()
-        found = Seen(self._incarnation, token)
         seen, texts = self._witness.asked(), self._cells.read()
         cells = [cell for cell in map(cell_from, texts.values()) if cell is not None]
         if seen is None and cells:
             seen = Seen(cells[0].incarnation, 0)
-        self._doubt = doubt(seen, found, empty=not any_run) or self._lacks(db, cells)
-        if self._doubt:
-            return
-        if self._cells.own not in texts:  # an operator has removed it, or there is none yet
-            self._forget()
-        self._read = list(texts)
-        if seen is not None and seen.incarnation != self._incarnation:
-            # Begun anew: from here on it is this one, and the next who looks must know.
-            self._take(found)
+        why = doubt(seen, found, empty=not any_run) or self._lacks(db, cells, found.incarnation)
+        with self._turn:
+            self._place, self._doubt = self._file.place, why
+            if why:
+                return
+            self._identify(found.incarnation)
+            if self._cells.own not in texts:  # an operator has removed it, or there is none yet
+                self._forget()
+            self._read = list(texts)
+            if seen is not None and seen.incarnation != found.incarnation:
+                # Begun anew: from here on it is this one, and the next who looks must know.
+                self._take(found)
+
+    def knows(self, place: tuple[int, int]) -> bool:
+        """Whether the file with this device and inode is the one that was compared last."""
+        return place == self._place
 
     def refuse_doubtful(self, db: Connection) -> None:
         """Raise if the file may be an older copy of the ledger."""
@@ -124,60 +142,72 @@ class Testimony:
             self.hear(db)  # an operator may have said so since
         if self._doubt:
             raise LedgerDoubtful(
-                f"the ledger {self._path!r} {self._doubt}; what ran since may run again, so "
+                f"the ledger {self._file.path!r} {self._doubt}; what ran since may run again, so "
                 "nothing runs until somebody has looked and says: fencepost migrate --accept-copy"
             )
 
-    def count(self, db: Connection) -> int:
-        """Count a commit in the file, inside of its transaction; 0 where nobody would look.
+    def count(self, db: Connection) -> Counted | None:
+        """Count a commit in the file, inside of its transaction; None where nobody would look.
 
         Not in a file that is doubted: it would come to look like the one that it was copied from.
         """
         if self._cells is None or self._doubt:
-            return 0
-        count: int = db.execute(_COUNT_UP).fetchone()[0]
-        return count
+            return None
+        counted: Counted = db.execute(_COUNT_UP).fetchone()
+        return counted
 
-    def tell(self, line: str = "", token: int = 0, *, counted: int = 0) -> Telling:
+    def tell(self, line: str = "", token: int = 0, *, counted: Counted | None = None) -> Telling:
         """Have a commit remembered that is in the file by now, before anybody acts on it.
 
-        Commits are told in their order, each as a line. What was counted may be told in any.
+        Commits are told in their order, each as a line. What was counted may be told in any, even
+        when the file was replaced since: it is missed there, unless that is another ledger.
+        Returned is what is on the disk once this commit is.
         """
         with self._turn:
             last = self._last
-            count = max(last[0], counted) if counted else last[0]
-            told = self._last = (count, line or last[1], token or last[2])
+            if self._doubt:
+                line, token = "", 0  # it is in a copy; only what was counted came before that
+            count = counted[0] if counted and counted[1] == self._incarnation else 0
+            told = (max(last[0], count), line or last[1], token or last[2], last[3])
+            self._last = told
             if self._boot:  # else a power cut cannot be told from a pause: only what is synced
                 self._write(told)
-        return told
+            # Another connection may have told by now what it committed later, and did not sync.
+            return told if line else (count, *self._synced[1:])
 
     def tell_run(self, namespace: str, run: RunRecord) -> Telling:
         """Have a commit remembered that left a run like this: ``tell``, for every usual run."""
         with self._turn:
-            told = self._last = (self._last[0], run_line(namespace, run), run.token)
+            if self._doubt:
+                return NOTHING
+            count, _, _, anew = self._last
+            told = self._last = (count, run_line(namespace, run), run.token, anew)
             if self._boot:
                 self._write(told)
         return told
 
     def synced(self, told: Telling) -> None:
         """Have it remembered that what was told is on the disk: along with the next commit."""
-        if told[0] >= self._synced[0]:  # one that came before it changes little
-            self._synced = told
-        if not self._boot:
-            with self._turn:
+        with self._turn:
+            if self._doubt or told[3] != self._last[3]:
+                return  # it was about another file
+            if told[0] >= self._synced[0]:  # one that came before it changes little
+                self._synced = told
+            if not self._boot:
                 self._write(told)
-        token = told[2]
-        if token > self._synced_token:
-            self._synced_token = token
-            if token >= self._told_token + _OFTEN_US:
-                self._tell_line()
+            token = told[2]
+            if token > self._synced_token:
+                self._synced_token = token
+                if token >= self._told_token + _OFTEN_US:
+                    self._tell_line()
 
     def accept(self, db: Connection) -> None:
         """Take the file for the ledger from now on, by an operator's word."""
         if self._witness is not None:
-            self._identify(db)
-            (token,) = db.execute(_FIND_HIGHEST).fetchone()
-            self._take(Seen(self._incarnation, token))
+            found = self._seen_in(db)
+            with self._turn:
+                self._identify(found.incarnation)
+                self._take(found)
 
     def leave_to_parent(self) -> None:
         """Begin a cell of our own in a fork's child; the lock that it copied may be taken."""
@@ -188,16 +218,53 @@ class Testimony:
     def close(self) -> None:
         """Let the witness go; it has heard everything."""
         if self._witness is not None and self._cells is not None:
-            if self._synced_token > self._told_token:
-                self._tell_line()
-            self._witness.close()
-            self._cells.close()
+            with self._turn:
+                if self._synced_token > self._told_token:
+                    self._tell_line()
+                self._witness.close()
+                self._cells.close()
 
-    # Beneath.
+    # Beneath: what asks the file, and then what is done in turn.
 
-    def _identify(self, db: Connection) -> None:
-        (self._incarnation,) = db.execute(_FIND_LIFE).fetchone()
-        self._head = f"{self._boot}\n{self._incarnation}\n"  # what each cell of ours begins with
+    def _seen_in(self, db: Connection) -> Seen:
+        (incarnation,) = db.execute(_FIND_LIFE).fetchone()
+        (token,) = db.execute(_FIND_HIGHEST).fetchone()
+        return Seen(incarnation, token)
+
+    def _lacks(self, db: Connection, cells: list[Cell], incarnation: str) -> str:
+        """Say what a process has told that is not in the file; nothing if all is."""
+        (count,) = db.execute(_FIND_COUNT).fetchone()
+        for cell in cells:
+            told = cell.in_boot(self._boot)
+            if cell.incarnation != incarnation:
+                continue  # of a ledger that was here before this one
+            if told.commit is not None and not has(told.commit, self._found(db, told.commit)):
+                about = f"what was recorded of run {told.commit.key} under token"
+                return _older(f"{about} {told.commit.token} is not in it")
+            if told.counted > count:
+                return _older(f"it has counted to {count}, and was at {told.counted} already")
+        return ""
+
+    def _found(self, db: Connection, commit: Commit) -> Found:
+        """Return what the file has of a commit."""
+        space, key = commit.namespace, commit.key
+        run = db.execute(_FIND_RUN, (space, *key)).fetchone()
+        item = None
+        if commit.item is not None:
+            item = db.execute(_FIND_ITEM, (space, commit.scope, commit.item)).fetchone()
+        if run is not None and (commit.item is None or item is not None):
+            return Found(run, item)
+        job = db.execute(_FIND_PRUNED, (space, key.job)).fetchone()
+        if job is not None and not key.manual:
+            return Found(run, item, forgotten=key.slot <= job[0])
+        # How far retention came is on record by slot: of any other run only its age tells.
+        return Found(
+            run, item, forgotten=commit.token / 1e6 < self._world.clocks.wall() - KEPT_FOR + _DAY
+        )
+
+    def _identify(self, incarnation: str) -> None:
+        self._incarnation = incarnation
+        self._head = f"{self._boot}\n{incarnation}\n"  # what each cell of ours begins with
 
     def _write(self, told: Telling) -> None:
         """Write our own cell."""
@@ -226,39 +293,8 @@ class Testimony:
     def _forget(self) -> None:
         """Begin another cell: what we have told so far was about another file."""
         assert self._cells is not None, "who forgets had cells"
-        self._last = self._synced = NOTHING
+        self._last = self._synced = (*NOTHING[:3], self._last[3] + 1)
         self._cells.close()
-
-    def _lacks(self, db: Connection, cells: list[Cell]) -> str:
-        """Say what a process has told that is not in the file; nothing if all is."""
-        (count,) = db.execute(_FIND_COUNT).fetchone()
-        for cell in cells:
-            told = cell.in_boot(self._boot)
-            if cell.incarnation != self._incarnation:
-                continue  # of a ledger that was here before this one
-            if told.commit is not None and not has(told.commit, self._found(db, told.commit)):
-                about = f"what was recorded of run {told.commit.key} under token"
-                return _older(f"{about} {told.commit.token} is not in it")
-            if told.counted > count:
-                return _older(f"it has counted to {count}, and was at {told.counted} already")
-        return ""
-
-    def _found(self, db: Connection, commit: Commit) -> Found:
-        """Return what the file has of a commit."""
-        space, key = commit.namespace, commit.key
-        run = db.execute(_FIND_RUN, (space, *key)).fetchone()
-        item = None
-        if commit.item is not None:
-            item = db.execute(_FIND_ITEM, (space, commit.scope, commit.item)).fetchone()
-        if run is not None and (commit.item is None or item is not None):
-            return Found(run, item)
-        job = db.execute(_FIND_PRUNED, (space, key.job)).fetchone()
-        if job is not None and not key.manual:
-            return Found(run, item, forgotten=key.slot <= job[0])
-        # How far retention came is on record by slot: of any other run only its age tells.
-        return Found(
-            run, item, forgotten=commit.token / 1e6 < self._world.clocks.wall() - KEPT_FOR + _DAY
-        )
 
 
 # Every testimony of this process. In the child of a fork each has another cell.

@@ -49,10 +49,22 @@ class SqliteFile:
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
         self._inode = _NO_FILE  # which file it was when it was opened
-        self._looked_at = 0.0  # when we last saw that it still is
         self.generation = 0  # and how many files there have been under this name
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The device and inode of the file that was opened last."""
+        return self._inode
+
+    def found(self) -> tuple[int, int]:
+        """Return the device and inode of the file that is there now."""
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return _NO_FILE
+        return status.st_dev, status.st_ino
 
     def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
         """Run ``work`` outside of any transaction: for a single statement that reads."""
@@ -201,6 +213,8 @@ class SqliteFile:
         if self._connection is not None:
             _roll_back(self._connection)  # what two signals in a row may have left open
             return self._connection
+        # Looked at before it is opened: a file that is replaced meanwhile must not pass for ours.
+        found = self.found()
         try:
             connection = sqlite3.connect(
                 self.path, timeout=0, isolation_level=None, check_same_thread=False
@@ -213,22 +227,17 @@ class SqliteFile:
         except BaseException:
             connection.close()
             raise
-        found = self._found()
+        if found == _NO_FILE:
+            found = self.found()
         if found != self._inode:
             self._inode, self.generation = found, self.generation + 1
         self._connection = connection
         return connection
 
-    def follow(self, *, trusted: float = 0.0) -> None:
-        """Let go of a file that somebody has replaced: the next use opens what is there now.
-
-        The look at it costs as much as a small write. Where it was looked at less than ``trusted``
-        seconds ago, that will do.
-        """
-        now = time.monotonic()
-        if self._connection is None or now < self._looked_at + trusted:
+    def follow(self) -> None:
+        """Let go of a file that somebody has replaced: the next use opens what is there now."""
+        if self._connection is None:
             return
-        self._looked_at = now
         try:
             found = os.stat(self.path)
             same = (found.st_dev, found.st_ino) == self._inode
@@ -237,13 +246,6 @@ class SqliteFile:
         if not same:
             self.close()
             self.generation += 1
-
-    def _found(self) -> tuple[int, int]:
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return _NO_FILE
-        return status.st_dev, status.st_ino
 
     def _relax(self, connection: sqlite3.Connection) -> None:
         """Let commits from now on survive crashes only; whoever needs more calls ``_sync``.
