@@ -332,6 +332,33 @@ def test_what_is_kept_in_several_stretches_keeps_its_order_and_its_rests(
 
 
 @pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("rules", [ALL, LATEST], ids=lambda rules: rules.catchup.value)
+@pytest.mark.parametrize("then", ["an edit", "an outage", "a pause"])
+def test_no_two_ranges_have_a_slot_in_common_after_an_edit(
+    kind: str, rules: Rules, then: str, tmp_path: Path
+) -> None:
+    """Those that the edit has recorded lie between slots that are still undecided."""
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(60), rules)
+        clocks.advance(520)
+        owner.declare(Every(120), rules)
+        if then == "an edit":
+            owner.declare(Every(7 * 60), rules)
+        elif then == "an outage":
+            clocks.advance(500_000 if rules is LATEST else 700_000)
+        else:
+            finish(ledger.planner.pause("bills", reason="later"))
+            clocks.advance(300)
+            owner.work()
+            finish(ledger.planner.resume("bills"))
+        for _ in range(20):
+            owner.work()
+            clocks.advance(1)
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
 def test_a_pause_keeps_the_order_of_what_an_edit_keeps(kind: str, tmp_path: Path) -> None:
     with clients(kind, tmp_path) as (clocks, (ledger,)):
         owner = Owner(ledger)

@@ -123,3 +123,18 @@ def test_a_lock_that_had_permits_before_a_deploy_is_not_taken_for_one_that_had_n
         ("pass", 30.0),
         tick(ends=(2,)),
     )
+
+
+def test_a_run_whose_second_attempt_had_another_lock_broke_nothing() -> None:
+    """Its first attempt still had the lock that it was declared with then."""
+    assert not broken_by(
+        announce(*MINUTELY),
+        *[tick()] * 12,
+        ("pass", 61.0),
+        tick(),
+        tick(1),
+        *[tick()] * 2,
+        ("pass", 61.0),
+        announce(Definition("bills"), Definition("bills"), Definition("old", template="mail")),
+        ("tick", 2, [(1, Settled(State.SUCCEEDED))], True, False, None, 1, ()),
+    )

@@ -65,8 +65,15 @@ def test_a_slot_that_is_owed_already_stays_owed_beyond_the_window() -> None:
     rules = Rules(CatchUp.ALL, window=60.0)
     agenda = Agenda("bills", START, owed=START + 600)
     done = edit(Every(60), Every(120), rules, agenda, now=START + 700)
-    assert done.watermark == 1_700_000_040 - 1
-    assert done.owed == 1_700_000_640
+    assert done.watermark == START + 700
+    assert done.kept == ((Every(120), 1_700_000_040, 1_700_000_640),)
+
+
+def test_a_schedule_that_is_only_said_in_other_words_goes_on_where_it_stands() -> None:
+    rules = Rules(CatchUp.ALL, window=60.0)
+    agenda = Agenda("bills", START, owed=START + 600)
+    done = edit(Every(60), Cron("* * * * *"), rules, agenda, now=START + 700)
+    assert done == (1_700_000_040 - 1, 1_700_000_700, (), ())
 
 
 @pytest.mark.parametrize(

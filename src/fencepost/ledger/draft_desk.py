@@ -14,7 +14,7 @@ from fencepost.ledger.planning import PAGE, SpanRecord
 from fencepost.model.claim import Claimed, Verdict, looked_at
 from fencepost.model.definition import JobRecord
 from fencepost.model.lease import Grant
-from fencepost.model.plan import Past
+from fencepost.model.plan import Past, goes_on
 from fencepost.model.run import State
 from fencepost.model.schedule import EveryAfter
 from fencepost.model.slot import RunKey
@@ -62,7 +62,6 @@ class DraftDesk(LaneShelf):
         self._lost_read: list[RunKey] | None = None
         self._newest: set[str] = set()  # the jobs of which the newest run is here
         self._spans: dict[str, SpanRecord | None] = {}
-        self._ran_since: dict[str, bool] = {}
         self._spans_put: dict[tuple[str, int], SpanRecord] = {}
         draft.also.append(self._span_steps)
         draft.also.append(self.lane_steps)
@@ -133,7 +132,7 @@ class DraftDesk(LaneShelf):
                 draft.live_of(locks),
                 draft.live_of_jobs(names),
                 (self._sql.FIND_BEYOND, {**space, **marks}),
-                (self._sql.LAST_SPANS, {**space, **marks}),
+                (self._sql.LAST_SPANS, {**space, "jobs": marks["jobs"]}),
                 (self._sql.FIND_NEWEST, {**space, "jobs": paced}),
                 draft.leases_by(leases, locks=locks, jobs=names),
             ]
@@ -148,8 +147,8 @@ class DraftDesk(LaneShelf):
             draft.took_beyond(job.job, job.watermark)
         draft.took_runs(newest)
         self._newest.update(paced)
-        for *row, ran in spans:
-            self._spans[row[0]], self._ran_since[row[0]] = span_of(row), ran
+        for row in spans:
+            self._spans[row[0]] = span_of(row)
         for job in known:
             self._spans.setdefault(job.job, None)
         draft.took_leases(held, names=[*leases, *(run.lease for run in runs)])
@@ -440,36 +439,20 @@ class DraftDesk(LaneShelf):
 
     def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots; one that goes on where the last one ended makes that longer."""
-        record = None if apart else self._last_span(job)
-        if record is not None and not span.into:
+        record, known = None if apart else self._last_span(job), self.job(job)
+        if record is not None and known is not None:
             last = record.span
-            alike = last[2:] == span[2:] and last.last < span.first
-            if alike and not self._ran_between(job, last.last, span.first):
+            if goes_on(last, span, known.watermark):
                 self._put_span(record._replace(span=last._replace(last=span.last), at=self.now))
                 return
         self._put_span(SpanRecord(job, span, self.now))
 
     def _last_span(self, job: str) -> SpanRecord | None:
         if job not in self._spans:
-            known = self.job(job)
-            values = {"jobs": [job], "marks": [0 if known is None else known.watermark]}
-            rows = self._draft.ask(
-                [(self._sql.LAST_SPANS, {"namespace": self._namespace, **values})]
-            )[0]
-            self._spans[job] = span_of(rows[0][:-1]) if rows else None
+            values = {"namespace": self._namespace, "jobs": [job]}
+            rows = self._draft.ask([(self._sql.LAST_SPANS, values)])[0]
+            self._spans[job] = span_of(rows[0]) if rows else None
         return self._spans[job]
-
-    def _ran_between(self, job: str, first: int, last: int) -> bool:
-        if any(
-            first < run.key.slot < last and not run.key.manual for run in self._draft.of_job(job)
-        ):
-            return True
-        values: dict[str, Any] = {"namespace": self._namespace, "job": job}
-        if self._ran_since.get(job) is False and self._draft.has_slot(RunKey(job, last - 1)):
-            return False
-        return bool(
-            self._draft.ask([(self._sql.FIND_BETWEEN, {**values, "first": first, "last": last})])[0]
-        )
 
     def _put_span(self, record: SpanRecord) -> None:
         self._spans[record.job] = record

@@ -213,28 +213,16 @@ SELECT {_SPAN} FROM (
      LIMIT :limit) AS span
  ORDER BY span.`first`""")
 
-# The last range of some jobs, and whether any slot since then has a run of its own, up to where
-# the job stands: then the next range is another one.
+# The last range of some jobs.
 LAST_SPANS = said(
     each_of(
-        f"SELECT {packed_row({**SPAN, 'ran': 'BIGINT'}, (*SPAN_FIELDS, 'ran'), of='span')} "
-        "FROM ({each}) AS span",
-        f"""SELECT {listed(SPAN_FIELDS)},
-       COALESCE((SELECT run.slot FROM fencepost_run AS run FORCE INDEX (PRIMARY)
-                  WHERE run.namespace = :namespace AND run.job = :job AND run.slot <= :mark
-                    AND run.manual = 0
-                  ORDER BY run.slot DESC LIMIT 1) > `last`, FALSE) AS ran
+        f"SELECT {_SPAN} FROM ({{each}}) AS span",
+        f"""SELECT {listed(SPAN_FIELDS)}
   FROM fencepost_span FORCE INDEX (PRIMARY)
  WHERE namespace = :namespace AND job = :job ORDER BY `first` DESC LIMIT 1""",
         job="jobs",
-        mark="marks",
     )
 )
-
-FIND_BETWEEN = said("""
-SELECT 1 FROM fencepost_run
- WHERE namespace = :namespace AND job = :job AND slot > :first AND slot < :last AND `manual` = 0
- LIMIT 1""")
 
 PUT_SPANS = said(inserted("fencepost_span", SPAN_FIELDS, updates=["last", "at"]))
 

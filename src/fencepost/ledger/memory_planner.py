@@ -11,7 +11,7 @@ from fencepost.ledger.retention import at_once, forgotten
 from fencepost.ledger.ticking import tick
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.lease import Grant
-from fencepost.model.plan import Past, Span
+from fencepost.model.plan import Past, Span, goes_on
 from fencepost.model.run import State, newest
 from fencepost.model.slot import RunKey
 from fencepost.model.turns import NEWEST
@@ -264,20 +264,12 @@ class _MemoryDesk:
 
     def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         spans = self._books.spans.setdefault(job, [])
-        if spans and not apart:
-            last = spans[-1].span
-            same = (last.state, last.reason, last.into) == (span.state, span.reason, span.into)
-            alike = same and not span.into and last.last < span.first
-            if alike and not self._ran_between(job, last.last, span.first):
-                longer = spans[-1]._replace(span=last._replace(last=span.last), at=self.now)
-                spans[-1] = longer
-                return
+        if spans and not apart and goes_on(spans[-1].span, span, self._books.jobs[job].watermark):
+            longer = spans[-1].span._replace(last=span.last)
+            spans[-1] = spans[-1]._replace(span=longer, at=self.now)
+            return
         spans.append(SpanRecord(job, span, self.now))
         spans.sort(key=lambda record: record.span.first)
-
-    def _ran_between(self, job: str, first: int, last: int) -> bool:
-        keys = (key for key in self._books.runs if key.job == job and not key.manual)
-        return any(first < key.slot < last for key in keys)
 
     def run(self, key: RunKey) -> RunRecord | None:
         return self._books.runs.get(key)

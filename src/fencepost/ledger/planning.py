@@ -384,7 +384,8 @@ class Desk(Protocol):
     def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots; one that goes on where the last one ended makes that longer.
 
-        A range that is to be ``apart`` does not: slots between the two are still undecided.
+        That is so if the job stands there still: then nothing else was decided in between. A range
+        that is to be ``apart`` does not: slots before it are still undecided.
         """
 
     def run(self, key: RunKey) -> RunRecord | None:

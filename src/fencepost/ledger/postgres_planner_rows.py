@@ -215,25 +215,16 @@ SELECT {_SPAN_COLUMNS} FROM (
      LIMIT :limit) AS span
  ORDER BY first""")
 
-# The last range of some jobs, and whether any slot since then has a run of its own, up to where
-# the job stands: then the next range is another one.
+# The last range of some jobs.
 LAST_SPANS = said(f"""
-SELECT span.job, span.first, span.last, span.state, span.reason, span.stands_in, span.at,
-       EXISTS (SELECT 1 FROM fencepost_run AS run
-                WHERE run.namespace = :namespace AND run.job = span.job
-                  AND run.slot > span.last AND run.slot <= wanted.mark AND run.manual = 0)
-  FROM unnest(:jobs::text[], :marks::bigint[]) AS wanted (job, mark)
+SELECT span.job, span.first, span.last, span.state, span.reason, span.stands_in, span.at
+  FROM unnest(:jobs::text[]) AS wanted (job)
  CROSS JOIN LATERAL (
        SELECT {_SPAN_COLUMNS}
          FROM fencepost_span
         WHERE namespace = :namespace AND job = wanted.job
         ORDER BY first DESC
         LIMIT 1) AS span""")
-
-FIND_BETWEEN = said("""
-SELECT 1 FROM fencepost_run
- WHERE namespace = :namespace AND job = :job AND slot > :first AND slot < :last AND manual = 0
- LIMIT 1""")
 
 PUT_SPANS = said(f"""
 INSERT INTO fencepost_span (namespace, {_SPAN_COLUMNS})

@@ -234,7 +234,10 @@ def _owe_both(office: Office, lane: Lane, job: JobRecord, notes: list[Note]) -> 
     if first is None or newest is None or first > newest:
         return
     kept = edits.common(old, job.schedule, first, newest, most=lane.until - lane.start)
-    _passed_between(office, job.job, tuple(edits.gaps(old, kept, first, newest)), notes)
+    # Between two slots of a lane lie ranges that are on record: what is passed by is one by one.
+    passed = [slot for slot in old.between(first, newest + 1) if slot not in set(kept)]
+    alone = [Span(slot, slot, State.SKIPPED, "schedule_changed") for slot in passed]
+    _passed_between(office, job.job, alone, notes)
     office.put_lane(lane._replace(ended_at=office.now, stopped="schedule_changed"))
     if job.schedule is not None:
         _owe(office, job.job, tuple(edits.stretches(job.schedule, kept)))

@@ -9,7 +9,7 @@ from fencepost.ledger.sqlite_rows import COLUMNS, job_of, run_of
 from fencepost.model.claim import Claimed, Verdict
 from fencepost.model.cohort import Cohort
 from fencepost.model.lease import Grant
-from fencepost.model.plan import Past
+from fencepost.model.plan import Past, goes_on
 from fencepost.model.policy import OnLoss, Overlap
 from fencepost.model.turns import NEWEST
 
@@ -189,15 +189,11 @@ class SqliteDesk:
 
     def span(self, job: str, span: Span, *, apart: bool = False) -> None:
         """Record a range of slots."""
-        row = self._db.execute(sql.LAST_SPAN, (self._namespace, job)).fetchone()
-        if row is not None and not span.into and not apart:
-            last = sql.span_of(row).span
-            between = (self._namespace, job, last.last, span.first)
-            alike = last[2:] == span[2:] and last.last < span.first
-            if alike and self._db.execute(sql.FIND_BETWEEN, between).fetchone() is None:
-                values = (span.last, self.now, self._namespace, job, last.first)
-                self._db.execute(sql.LENGTHEN_SPAN, values)
-                return
+        row = None if apart else self._db.execute(sql.LAST_SPAN, (self._namespace, job)).fetchone()
+        if row is not None and goes_on(last := sql.span_of(row).span, span, last.last):
+            values = (span.last, self.now, self._namespace, job, last.first)
+            self._db.execute(sql.LENGTHEN_SPAN, values)
+            return
         first, until, state, *rest = span
         added = (self._namespace, job, first, until, state.value, *rest, self.now)
         self._db.execute(sql.ADD_SPAN, added)

@@ -151,17 +151,13 @@ SELECT {_SPAN_COLUMNS} FROM (
      LIMIT ?5)
  ORDER BY first"""
 
+# The range that ended where the job stands.
 LAST_SPAN = f"""
 SELECT {_SPAN_COLUMNS}
   FROM fencepost_span
- WHERE namespace = ? AND job = ?
+ WHERE namespace = ?1 AND job = ?2
+   AND last = (SELECT watermark FROM fencepost_job WHERE namespace = ?1 AND job = ?2)
  ORDER BY first DESC
- LIMIT 1"""
-
-# Whether any slot between two ranges has a run of its own: then they are two.
-FIND_BETWEEN = """
-SELECT 1 FROM fencepost_run
- WHERE namespace = ? AND job = ? AND slot > ? AND slot < ? AND manual = 0
  LIMIT 1"""
 
 ADD_SPAN = """

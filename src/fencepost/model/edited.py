@@ -37,8 +37,8 @@ class Stretch(NamedTuple):
 class Edit(NamedTuple):
     """Where a job stands once its schedule was changed, and which slots were passed by.
 
-    Slots that stay due lie above the watermark where the new schedule alone finds them, and no
-    other. Else they are ``kept``, to be made up apart, and the job begins anew at the watermark.
+    Slots that stay due lie above the watermark if both schedules have just these there. Else they
+    are ``kept``, to be made up apart, and the job begins anew at the watermark.
     """
 
     watermark: int
@@ -67,10 +67,12 @@ def edit(
     late: tuple[Span, ...] = ()
     if kept and new is not None and _is_late(new, rules, agenda.job, kept[-1], now=now):
         late = (Span(kept[0], kept[-1], State.MISSED, "start_deadline"),)
-    passed = tuple(sorted([*gaps(old, kept, first, newest), *late]))
+    passed_by = list(gaps(old, kept, first, newest))
+    passed = tuple(sorted([*passed_by, *late]))
     if not kept or late or new is None:
         return nothing._replace(passed=passed)
-    if list(islice(new.between(kept[0], now + 1), len(kept) + 1)) != kept:
+    alone = all(span.last < kept[0] for span in passed_by)
+    if not alone or list(islice(new.between(kept[0], now + 1), len(kept) + 1)) != kept:
         return nothing._replace(passed=passed, kept=tuple(stretches(new, kept)))
     owed = kept[-1] if still_owed and rules.catchup is CatchUp.ALL else 0
     return Edit(kept[0] - 1, owed, passed)

@@ -31,6 +31,15 @@ class Span(NamedTuple):
     into: str = ""  # the run that stands for them
 
 
+def goes_on(last: Span, span: Span, watermark: int) -> bool:
+    """Say whether a range goes on where the last one of its job ended, for the same reason.
+
+    Where the job stands beyond that end, something else was decided in between.
+    """
+    alike = (last.state, last.reason, last.into) == (span.state, span.reason, "")
+    return alike and not span.into and last.last == watermark < span.first
+
+
 class Agenda(NamedTuple):
     """Where a job stands with its schedule.
 

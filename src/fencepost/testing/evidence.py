@@ -15,6 +15,7 @@ from fencepost.errors import FencepostError, Misuse
 from fencepost.ledger.planning import Lane, SpanRecord
 from fencepost.model.definition import JobRecord
 from fencepost.model.ending import UNFINISHED
+from fencepost.model.fenced import LEASE_CHANGED
 from fencepost.model.lease import Holder
 from fencepost.model.name import base
 from fencepost.model.plan import Span
@@ -145,12 +146,12 @@ def grouped(events: Iterable[RunEvent]) -> dict[str, list[RunEvent]]:
 def _life(run: RunRecord, events: list[RunEvent], *, permits: bool) -> Iterator[Event]:
     key = str(run.key)
     attempts = attempts_of(run, events)
+    leases = _leases(run, attempts, events, permits=permits)
     if not run.starts and run.state is State.CANCELLED:  # it waited, or there was none to cancel
         yield Event(run.created_at, "became", run=key, state=State.PENDING.value)
-    for number, one in enumerate(attempts, 1):
+    for number, (one, lease) in enumerate(zip(attempts, leases, strict=True), 1):
         nonce = run.holder.nonce if one.newest else f"token {one.token}"
         starts = run.starts if one.newest else number
-        lease = _lease(one, permits=permits)
         claim = (one.began_at, "claimed", _node(run, one), lease, nonce, one.token, one.until)
         yield Event(*claim, run=key, number=starts)
         if one.end is not None and one.end.what != _FORCED:
@@ -187,13 +188,21 @@ def _by_others(run: RunRecord, after: State) -> bool:
     return waits or (run.state is State.FAILED and run.reason in reasons.get(after, ()))
 
 
-def _lease(attempt: Attempt, *, permits: bool) -> str:
-    """Return what an attempt held.
+def _leases(
+    run: RunRecord, attempts: list[Attempt], events: list[RunEvent], *, permits: bool
+) -> list[str]:
+    """Return what each attempt held: the lease of the one after it, unless another is on record.
 
-    Where a lock has, or once had, permits, nobody knows which one an earlier attempt had.
+    Versions before this one did not record it. So where a lock has, or once had, permits, nobody
+    knows which one an earlier attempt had.
     """
-    run = attempt.run
-    return f"a permit of {run.key}" if permits and not attempt.newest else run.lease
+    changed = {event.token: event.detail for event in events if event.what == LEASE_CHANGED}
+    found, lease = list[str](), run.lease
+    for one in reversed(attempts):
+        lease = changed.get(one.token, lease)
+        unknown = permits and not one.newest and one.token not in changed
+        found.append(f"a permit of {run.key}" if unknown else lease)
+    return found[::-1]
 
 
 def _node(run: RunRecord, attempt: Attempt) -> str:

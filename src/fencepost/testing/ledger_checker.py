@@ -346,10 +346,7 @@ class _Walk:
                 yield Finding("every slot", says, (run,), (inside,))
 
     def _ahead(self) -> Iterator[Finding]:
-        """Find what was decided above the watermark, which moves with each decision, never back.
-
-        Only an edit records ranges above it: those between the slots that are still due.
-        """
+        """Find what was decided above the watermark, which moves with each decision, never back."""
         if self._mark is None:
             return
         name, mark = f"job {self._job.job!r}", shown(self._mark)
@@ -357,13 +354,7 @@ class _Walk:
         if above:
             says = f"{name} is decided up to {mark}, and {above[0].key} is above that"
             yield Finding("every slot", says, tuple(above[:_NAMED]))
-        edited = int(self._job.effective_from)
-        spans = [
-            span
-            for span in self._spans
-            if span.span.last > self._mark
-            and not (span.span.reason == "schedule_changed" and span.span.last <= edited)
-        ]
+        spans = [span for span in self._spans if span.span.last > self._mark]
         if spans:
             last = shown(spans[0].span.last)
             says = f"{name} is decided up to {mark}, and a range reaches to {last}"
