@@ -12,6 +12,7 @@ from functools import partial
 
 from fencepost.errors import FencepostError, GiveUp, LeaseHeld, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.attempt import NothingToDo
+from fencepost.flows.course import ready
 from fencepost.flows.divide import Division, divide
 from fencepost.holding import Wanted
 from fencepost.model.claim import is_patient
@@ -70,7 +71,7 @@ class Gate:
         waits = not fresh or patient or policy.overlap in (Overlap.RESCHEDULE, Overlap.REPLACE)
         wanted = self._wanted(course, wait=_GLANCE if waits else 0.0)
         while True:
-            course.check()
+            await ready(self._world, course)
             try:
                 lease = await self._acquired(wanted, course)
             except LeaseHeld as held:

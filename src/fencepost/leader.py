@@ -3,6 +3,10 @@
 Leadership is a lease that is kept until its leader resigns or dies. How soon it is followed then is
 for the store to say: on PostgreSQL within a second, on SQLite at once, elsewhere after the ttl. A
 leader that cannot prove its lease any more does not lead: ask before each effect, and fence it.
+
+A leader on PostgreSQL that stood still has to ask its server whether it still leads. ``attempt()``
+gives the answer a second to come, and no event loop waits for it. Where nobody can tell, it says
+no, and keeps the lease. ``lease`` never waits.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fencepost.errors import FencepostError, LeaseHeld
+from fencepost.flows.keep import LOOP_PATIENCE
 from fencepost.model.lease import Phase
 
 TYPE_CHECKING = False
@@ -18,6 +23,11 @@ if TYPE_CHECKING:
     from fencepost.blocking import Fencepost
     from fencepost.lease import Lease
     from fencepost.model.duration import Duration
+
+
+# How often one who waits for the answer, on an event loop, looks whether it has come.
+_GLANCE = 0.01
+_NOT_OURS = (Phase.UNPROVEN, Phase.LOST)
 
 
 class Leader:
@@ -29,15 +39,16 @@ class Leader:
 
     @property
     def lease(self) -> Lease | None:
-        """What proves the leadership, with its token; None if somebody else leads, or nobody."""
+        """What proves the leadership, with its token; None if we do not lead, or cannot tell."""
         return _proven(self._lease)
 
     def attempt(self) -> bool:
         """Say whether we lead, and lead from now on if nobody does. It never waits for others."""
-        if _proven(self._lease) is not None:
-            return True
-        if _is_unsure(self._lease):
-            return False
+        lease, phase = self._lease, Phase.LOST
+        if lease is not None:
+            phase = lease.asked(LOOP_PATIENCE)
+        if phase is not Phase.LOST:
+            return phase is not Phase.UNPROVEN
         self.resign()  # of what can no longer be proven: else we would keep ourselves out
         try:
             self._lease = self._lock.acquire()
@@ -62,15 +73,16 @@ class AsyncLeader:
 
     @property
     def lease(self) -> Lease | None:
-        """What proves the leadership, with its token; None if somebody else leads, or nobody."""
+        """What proves the leadership, with its token; None if we do not lead, or cannot tell."""
         return _proven(self._lease)
 
     async def attempt(self) -> bool:
         """Say whether we lead, and lead from now on if nobody does. It never waits for others."""
-        if _proven(self._lease) is not None:
-            return True
-        if _is_unsure(self._lease):
-            return False
+        lease, phase = self._lease, Phase.LOST
+        if lease is not None:
+            phase = await _asked(lease)
+        if phase is not Phase.LOST:
+            return phase is not Phase.UNPROVEN
         await self.resign()  # of what can no longer be proven: else we would keep ourselves out
         try:
             self._lease = await self._lock.acquire()
@@ -86,10 +98,18 @@ class AsyncLeader:
                 await self._lock.release(lease)
 
 
+async def _asked(lease: Lease) -> Phase:
+    """Return the phase once it is known, or after a second; the event loop goes on meanwhile."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    end = loop.time() + LOOP_PATIENCE
+    phase = lease.phase
+    while phase is Phase.UNPROVEN and loop.time() < end:
+        await asyncio.sleep(_GLANCE)
+        phase = lease.phase
+    return phase
+
+
 def _proven(lease: Lease | None) -> Lease | None:
-    return lease if lease is not None and lease.remaining() > 0 else None
-
-
-def _is_unsure(lease: Lease | None) -> bool:
-    """Say whether nobody can tell at the moment who leads: it may well be us."""
-    return lease is not None and lease.phase is Phase.UNPROVEN
+    return lease if lease is not None and lease.phase not in _NOT_OURS else None

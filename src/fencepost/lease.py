@@ -97,6 +97,12 @@ class Lease:
         """How far the lease can be believed in right now."""
         return Phase.LOST if self.foreign else self._hold.phase(self._boottime())
 
+    def asked(self, patience: float) -> Phase:
+        """Return the phase once it is known, or after that time; for fencepost's own use."""
+        if self.foreign:
+            return Phase.LOST
+        return self._hold.sure(self._boottime, patience=patience)
+
     @property
     def lost(self) -> LostSignal:
         """An event that is set once the lease is lost."""

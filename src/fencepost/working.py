@@ -21,7 +21,7 @@ from fencepost.flows.handoff import (
     repeated,
     take,
 )
-from fencepost.flows.keep import Hold
+from fencepost.flows.keep import LOOP_PATIENCE, Hold
 from fencepost.flows.release import release
 from fencepost.flows.trigger import Crashed, Errand, trigger
 from fencepost.gate import Gate
@@ -94,6 +94,7 @@ class Working:
 
     def __init__(self, holding: Holding, world: World, *, elsewhere: Holding | None = None) -> None:
         self._holding, self._world = holding, world
+        self._patience = float("inf") if isinstance(world, BlockingWorld) else LOOP_PATIENCE
         self._gate = None if elsewhere is None else Gate(elsewhere, world)
         self.registry = Registry()
         self._doors: Doors | None = None
@@ -319,6 +320,7 @@ class Working:
             emit=self._emit,
             chatty=False,
         )
+        hold.patience = self._patience  # until a body says from where it asks
         course = Course(self._world, run, hold, job.policy, chatty=self._chatty)
         if taken_at is not None:
             course.taken_over(time_left(run, job.policy, now=taken_at))

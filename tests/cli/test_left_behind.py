@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from exec_kit import FENCEPOST, PATIENCE, Kit, kit_in, lives, wait_for
+from exec_kit import FENCEPOST, PATIENCE, Kit, Tree, kit_in, lives, wait_for
 
 import leaving_program
-from fencepost import Fencepost
+from fencepost import Fencepost, LeaseHeld
 from fencepost.model.slot import parsed
 from fencepost.world.flow import finish
 
@@ -106,6 +106,34 @@ def test_a_lock_may_leave_children_and_says_which(kit: Kit) -> None:
         assert (done.returncode, done.stderr) == (0, f"{told}{pid})\n")
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("words", [(), ("--leave-children",)])
+def test_what_outlives_its_guards_and_wrapper_keeps_others_out_unless_it_may_leave_children(
+    kit: Kit, words: tuple[str, ...]
+) -> None:
+    begun = ("/bin/sh", "-c", "echo begun; exec sleep 600")
+    process = kit.start("exec", "job", "--ttl", "10m", *words, "--", *begun)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    tree = Tree(process)
+    above = (tree.wrapper, tree.sentinel, tree.guardian)
+    try:
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another die
+            for pid in above:
+                os.kill(pid, signum)
+        process.wait(PATIENCE)
+        wait_for(lambda: not any(map(lives, above)), "the guards to die")
+        assert lives(tree.command)
+        with Fencepost(kit.url) as fp:
+            if words:
+                with fp.lock("job"):
+                    pass
+            else:
+                with pytest.raises(LeaseHeld):
+                    fp.lock("job").acquire()
+    finally:
+        os.kill(tree.command, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("words", "fate"), [((), "stopped"), (("--leave-children",), "left")])

@@ -17,7 +17,7 @@ from fencepost.errors import (
     RunRecalled,
     RunTimedOut,
 )
-from fencepost.flows.course import insist
+from fencepost.flows.course import insist, ready
 from fencepost.flows.handoff import ended_for_us, look_back
 from fencepost.model.ending import LONGEST_ERROR, Ending, after_fault, settle
 from fencepost.model.event import JobEvent
@@ -65,7 +65,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
     if course.chatty() or course.run.starts > 1:
         say(emit, "lock_acquired" if course.run.starts == 1 else "resumed", course)
     try:
-        course.check()  # it may have waited for its turn for longer than its lease
+        await ready(doors.world, course)  # it may have waited for longer than its lease
         result = await body(course)
         del body  # for many at once may wait for their ends to be on record
     except (Exception, SystemExit) as error:
@@ -102,7 +102,13 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
 
 
 def _ending(doors: Doors, course: Course, error: BaseException) -> Ending:
-    """Return how an attempt ends whose body raised: a fault of the ledger is not charged to it."""
+    """Return how an attempt ends whose body raised: a fault of the ledger is not charged to it.
+
+    Nor is a doubt: where the body left because nobody could tell whether the run is ours, it is
+    given back.
+    """
+    if course.is_doubt(error) and not course.handed_off:
+        return RELEASED
     if course.is_fault(error) and course.policy.on_loss is not OnLoss.FAIL:
         advanced = course.checkpoint != course.run.checkpoint
         dice = doors.world.dice()

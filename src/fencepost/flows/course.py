@@ -7,6 +7,7 @@ raises the flags. Everything that is written goes through the ledger, under the 
 from __future__ import annotations
 
 from functools import partial
+from weakref import ref
 
 from fencepost.errors import (
     LeaseLost,
@@ -27,6 +28,7 @@ from fencepost.model.fault import behind
 from fencepost.model.fenced import formers_of
 from fencepost.model.lease import Grant, Phase
 from fencepost.model.named import NamedTuple
+from fencepost.model.policy import OnLoss
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     Ends = Callable[[Attempt, Settled, Report], Awaitable[RunRecord]]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+# How often a flow that waits to know whether its run is ours looks whether it is known.
+_GLANCE = 0.02
 # How many faults are remembered: a body may go on after one.
 _MOST_FAULTS = 7
 # The largest number that every database keeps.
@@ -96,6 +100,7 @@ class Course:
     on_stop: tuple[Callable[[], None], ...] = ()
     on_recall: tuple[Callable[[], None], ...] = ()
     _division: Division | None = None  # of the lock, if it has a permit
+    _doubt: ref[LeaseLost] | None = None  # what was raised last where nobody could tell
     _source = ""
     _done: int | None = None
     _total: int | None = None
@@ -181,17 +186,39 @@ class Course:
             raise RunTimedOut(str(self.run.key), timeout=self.policy.timeout)
 
     def check_held(self) -> None:
-        """Return if the lease can be believed in; else raise why it cannot."""
-        if self.gate is not None:
-            self.gate.patience = self.hold.patience
-            elsewhere = self.gate.why_not_ours(self._boottime)
-            if elsewhere is not None:
-                self.hold.lose(f"its lease elsewhere is lost: {elsewhere}")
-        why = self.hold.why_not_ours(self._boottime)
-        if why is not None:
-            self.hold.lose(why)
-            reason = self.hold.why_lost or "the attempt has ended"
-            raise LeaseLost(self.hold.name, token=self.hold.token, reason=reason)
+        """Return if the lease can be believed in; else raise why it cannot.
+
+        Where nobody can tell, the run is not lost by that: the next one who asks may learn more.
+        """
+        hold = self.hold
+        why = self._why_not_elsewhere() or hold.why_not_ours(self._boottime)
+        if why is None:
+            return
+        reason = hold.why_lost or ("the attempt has ended" if hold.released else why)
+        error = LeaseLost(hold.name, token=hold.token, reason=reason)
+        if hold.why_lost is None and not hold.released:
+            self._doubt = ref(error)
+        raise error
+
+    def _why_not_elsewhere(self) -> str | None:
+        """Say why its lease elsewhere cannot be trusted, if it has one; who loses it is lost."""
+        gate = self.gate
+        if gate is None:
+            return None
+        gate.patience = self.hold.patience
+        why = gate.why_not_ours(self._boottime)
+        if why is None:
+            return None
+        if gate.phase(self._boottime()) is Phase.LOST:
+            self.hold.lose(f"its lease elsewhere is lost: {why}")
+        return f"its lease elsewhere: {why}"
+
+    @property
+    def unsure(self) -> bool:
+        """Whether nobody can tell just now if the run is still ours."""
+        now = self._boottime()
+        holds = (self.hold,) if self.gate is None else (self.hold, self.gate)
+        return any(hold.phase(now) is Phase.UNPROVEN for hold in holds)
 
     @property
     def lean(self) -> Lean | None:
@@ -202,8 +229,18 @@ class Course:
             return own or elsewhere
         return min(own, elsewhere, key=lambda lean: lean.until())
 
+    def is_doubt(self, error: BaseException) -> bool:
+        """Say whether an error tells that nobody could tell if the run is ours, and it may be.
+
+        What must not be tried twice is lost then: it could only be given back.
+        """
+        told = self._doubt is not None and self._doubt() is error
+        return told and self.hold.why_lost is None and self.policy.on_loss is not OnLoss.FAIL
+
     def is_lost(self, error: BaseException) -> bool:
         """Say whether an error tells that this run is lost; it may be about something else."""
+        if self.is_doubt(error):
+            return False
         if isinstance(error, RunLost):
             return error.run == str(self.run.key)
         if isinstance(error, LeaseLost) and (error.name, error.token) == (
@@ -321,6 +358,16 @@ def _never() -> bool:
 
 def _none() -> None:
     """Stand in for a store that cannot see who lives."""
+
+
+async def ready(world: World, course: Course) -> None:
+    """Return once it is known that the run may go on; raise if it may not.
+
+    Unlike ``check`` it keeps no event loop waiting. The wait ends with the lease.
+    """
+    while course.unsure:
+        await world.sleep(_GLANCE)
+    course.check()
 
 
 async def save(doors: Doors, course: Course, checkpoint: str) -> None:

@@ -145,18 +145,19 @@ class Hold:
         """Say whether what the lease leans on was not proven for too long."""
         return self.lean is not None and not self.pinned and now >= self.lean.until()
 
-    def sure(self, boottime: Callable[[], float]) -> Phase:
+    def sure(self, boottime: Callable[[], float], *, patience: float | None = None) -> Phase:
         """Say the same once it is known: where a proof is late, wait until the keeper has it.
 
-        That ends with the lease: what nobody can prove is not renewed. Or with ``patience``: then
-        it is still unproven.
+        That ends with the lease: what nobody can prove is not renewed. Or with ``patience``, of
+        the hold if none is given: then it is still unproven.
         """
+        longest = self.patience if patience is None else patience
         now = began = boottime()
         while (current := self.phase(now)) is Phase.UNPROVEN:
             assert self.lean is not None, "else there is nothing to be proven"
-            if now - began >= self.patience:
+            if now - began >= longest:
                 break
-            self.lean.wait(min(_GLANCE, self.patience, self.trust.until - now))
+            self.lean.wait(min(_GLANCE, longest, self.trust.until - now))
             now = boottime()
         return current
 

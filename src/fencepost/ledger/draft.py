@@ -73,7 +73,7 @@ class Draft:
         self._jobs: dict[str, JobRecord | None] = {}
         self._jobs_read: dict[str, JobRecord] = {}
         self._job_versions: dict[str, str] = {}
-        self._events: list[RunEvent] = []
+        self.told: list[RunEvent] = []  # by this transaction
         self.awaited: set[RunKey] = set()  # runs that something begins to wait for
         self._counts: dict[tuple[RunKey, str, str], int] = {}
         self._along: list[tuple[Step, Callable[[Sequence[tuple[Any, ...]]], None]]] = []
@@ -151,6 +151,10 @@ class Draft:
     def live_of_jobs(self, jobs: Iterable[str]) -> Step:
         """Return what reads every live run of some jobs."""
         return self._sql.FIND_LIVE_OF, {"namespace": self._namespace, "jobs": list(jobs)}
+
+    def events_of(self, key: RunKey) -> Step:
+        """Return what reads the events of a run."""
+        return self._sql.FIND_EVENTS, {"namespace": self._namespace, **key._asdict()}
 
     def leases_by(self, names: Iterable[str], *, locks: Iterable[str], jobs: Iterable[str]) -> Step:
         """Return what reads some leases, and those of the live runs of some locks and jobs."""
@@ -328,7 +332,7 @@ class Draft:
 
     def tell(self, event: RunEvent) -> None:
         """Keep an event."""
-        self._events.append(event)
+        self.told.append(event)
 
     def count(self, key: RunKey, report: Report) -> None:
         """Keep what a source has counted."""
@@ -478,7 +482,7 @@ class Draft:
             {**key._asdict(), "name": name, "source": source, "value": value}
             for (key, name, source), value in self._counts.items()
         ]
-        told = [event_row(event) for event in self._events]
+        told = [event_row(event) for event in self.told]
         return [*self.rows(self._sql.COUNT_ALL, counts), *self.rows(self._sql.TELL_ALL, told)]
 
     def rows(self, statement: Any, rows: list[dict[str, Any]], **more: object) -> list[Step]:

@@ -143,7 +143,7 @@ def _go(draft: Draft, want: Want, facts: Facts, decision: Decision) -> Claimed:
     _tell_left(draft, own, change)
     if own is not None and moved_from(own, lease):
         _tell(draft, own, LEASE_CHANGED, own.lease)
-    for other in passed_on(facts, lease):
+    for other in _untold(draft, list(passed_on(facts, lease)), LAPSED):
         _tell(draft, other, LAPSED, str(want.key))
     if lease != want.lock:
         draft.give(want.lock, mark_of(want, facts), MARK_TTL)
@@ -164,6 +164,15 @@ def _tell_left(draft: Draft, own: RunRecord | None, change: Change) -> None:
     left = left_behind(own, change)
     if own is not None and left is not None:
         _tell(draft, own, *left)
+
+
+def _untold(draft: Draft, runs: list[RunRecord], what: str) -> list[RunRecord]:
+    """Return the runs of whose attempts this was not told yet."""
+    written = draft.ask([draft.events_of(run.key) for run in runs])
+    told = {(event.key, event.what, event.token) for event in draft.told}
+    for run, rows in zip(runs, written, strict=True):
+        told.update((run.key, kind, token) for _, kind, token, *_ in rows)
+    return [run for run in runs if (run.key, what, run.token) not in told]
 
 
 def _tell(draft: Draft, run: RunRecord, what: str, detail: str = "") -> None:

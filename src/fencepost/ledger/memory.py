@@ -386,7 +386,8 @@ class MemoryLedger:
         if facts.own is not None and moved_from(facts.own, decision.lease):
             self._tell(facts.own, LEASE_CHANGED, now=now, detail=facts.own.lease)
         for other in passed_on(facts, decision.lease):
-            self._tell(other, LAPSED, now=now, detail=str(want.key))
+            if not self._was_told(other, LAPSED):
+                self._tell(other, LAPSED, now=now, detail=str(want.key))
         above, lease = 0 if facts.own is None else facts.own.token, decision.lease
         grant = self.leases.give(lease, want.holder, want.policy.lease, above=above)
         if lease != want.lock:
@@ -457,6 +458,11 @@ class MemoryLedger:
     def _tell(self, run: RunRecord, what: str, *, now: float, detail: str = "") -> None:
         event = RunEvent(run.key, now, what, run.token, str(run.holder), detail)
         self.books.events.append(event)
+
+    def _was_told(self, run: RunRecord, what: str) -> bool:
+        """Say whether this was told of the attempt that has a run."""
+        about = (run.key, what, run.token)
+        return any((e.key, e.what, e.token) == about for e in self.books.events)
 
     def _tell_left(self, own: RunRecord | None, change: Change, *, now: float) -> None:
         left = left_behind(own, change)

@@ -179,7 +179,8 @@ class SqliteBooks:
         if own is not None and moved_from(own, lease):
             self._tell(db, own, LEASE_CHANGED, now=now, detail=own.lease)
         for other in passed_on(scene.facts, lease):
-            self._tell(db, other, LAPSED, now=now, detail=str(want.key))
+            if not self._was_told(db, other, LAPSED):
+                self._tell(db, other, LAPSED, now=now, detail=str(want.key))
         if lease != want.lock:
             mark, seen = mark_of(want, scene.facts), scene.leases[want.lock]
             self._leases.give(db, want.lock, mark, MARK_TTL, seen=seen, above=0)
@@ -465,6 +466,11 @@ class SqliteBooks:
         self, db: Connection, run: RunRecord, what: str, *, now: float, detail: str = ""
     ) -> None:
         self.append(db, RunEvent(run.key, now, what, run.token, str(run.holder), detail))
+
+    def _was_told(self, db: Connection, run: RunRecord, what: str) -> bool:
+        """Say whether this was told of the attempt that has a run."""
+        told = db.execute(sql.FIND_EVENTS, (self._namespace, *run.key)).fetchall()
+        return any((kind, token) == (what, run.token) for _, kind, token, *_ in told)
 
     def append(self, db: Connection, event: RunEvent) -> None:
         """Keep an event."""

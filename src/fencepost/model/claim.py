@@ -131,16 +131,14 @@ def passed_on(facts: Facts, lease: str) -> Iterator[RunRecord]:
     """Return the runs whose permit goes to another because it ran out while they have not ended.
 
     Whoever has such a run may still end it: nobody else has the run. But from here on it is
-    without a permit, and that has to be on record. It is on record already if its lease has been
-    granted under a later token.
+    without a permit, and that has to be on record, once of each attempt. The token of the lease
+    does not say whether it is: a semaphore that had the permit meanwhile has raised it as well.
     """
     lock = base(lease)  # whoever has it whole shuts out its permits, and the other way round
     return (
         run
         for run in facts.others
-        if run.state is State.RUNNING
-        and (run.lease == lease or lock in (lease, run.lease))
-        and facts.standings[run.lease].token <= run.token
+        if run.state is State.RUNNING and (run.lease == lease or lock in (lease, run.lease))
     )
 
 

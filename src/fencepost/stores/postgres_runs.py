@@ -10,7 +10,7 @@ import json
 
 from fencepost.stores.postgres_rows import NOW, OUR_PULSE, SERVER, us
 from fencepost.world.postgres import Statement
-from fencepost.world.postgres_lean import EVERY, SOON, LockLean
+from fencepost.world.postgres_lean import LockLean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,22 +68,19 @@ SELECT nonce, pulse, grace_us FROM known WHERE pulse = 0""")
 def vouch(store: PostgresStore) -> None:
     """Prove the pulse of this process, if it is time; what is proven is counted from before."""
     pulse, sent = store.pulse_here, store.boottime()
-    vouching = pulse.vouching
-    if sent < vouching.prove_at:
-        return  # another keeper has just done so
+    vouching, answered = pulse.vouching, False
+    if not vouching.takes_turn(sent):
+        return  # another keeper has just done so, or does
     leans = [lean for lean in list(vouching.leans.values()) if lean.on]
     unanswered, vouching.unanswered = vouching.unanswered, True
-    vouching.prove_at = sent + EVERY
     try:
         if leans:
             patience = min(lean.grace for lean in leans) * 0.4
             # Not too brief to open a session anew.
             _prove(store, leans, sent, patience=max(patience, _ANEW) if unanswered else patience)
-        vouching.unanswered = False
+        answered = True
     finally:
-        if vouching.unanswered:
-            vouching.prove_at = sent + SOON
-        vouching.tell()
+        vouching.heard(sent, answered=answered)
 
 
 def _prove(store: PostgresStore, leans: list[RunLean], sent: float, *, patience: float) -> None:

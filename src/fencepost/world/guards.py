@@ -197,7 +197,8 @@ class _Guardian:
 
         It inherits the pledge, whose end we shall see, and the pulse, which tells others that the
         lease's holder lives: from now on that means the command and its children too. Children
-        that may stay must not have the pulse: the holder's next lease is not theirs.
+        that may stay must not have the pulse: the holder's next lease is not theirs. Their command
+        has none then either, for it would hand it on to them.
         """
         orders = self._orders
         os.set_inheritable(orders.pledge, True)  # noqa: FBT003 -- the standard library's way

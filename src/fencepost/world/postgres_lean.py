@@ -116,13 +116,33 @@ class LockLean(RunLean):
 
 
 class Vouching:
-    """The leases of this process that lean on its pulse, and when it is to be proven again."""
+    """The leases of this process that lean on its pulse, and when it is to be proven again.
+
+    The keepers of several faces may share it: each time it is due, one of them asks.
+    """
 
     def __init__(self) -> None:
         self.leans: dict[str, RunLean] = {}  # by nonce
         self.unanswered = False  # the last question
         self.prove_at = 0.0
         self._proven = threading.Condition()
+        self._turn = threading.Lock()
+
+    def takes_turn(self, sent: float) -> bool:
+        """Say whether it is time for a proof that is asked for at ``sent``, to one who asks."""
+        with self._turn:
+            if sent < self.prove_at:
+                return False
+            self.prove_at = sent + EVERY
+            return True
+
+    def heard(self, sent: float, *, answered: bool) -> None:
+        """Take note of how a question ended; what other keepers heard meanwhile is not its end."""
+        with self._turn:
+            self.unanswered = not answered
+            if not answered:
+                self.prove_at = sent + SOON
+        self.tell()
 
     def lean(self, lean: RunLean) -> None:
         """Have a lease vouched for from now on."""
