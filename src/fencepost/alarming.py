@@ -70,6 +70,7 @@ class Alarming:
         self._book: AlarmBook | None = None
         self._ringer: Ringer | None = None
         self._kept: tuple[LeaseStore, AlarmBook] | None = None
+        self.courses: set[AlarmCourse] = set()  # what fires here now
 
     @property
     def book(self) -> AlarmBook:
@@ -148,6 +149,7 @@ class Alarming:
         doors = AlarmDoors(self._world, self.book)
         pid, ended = os.getpid(), None
         course.foreign = lambda: os.getpid() != pid
+        self.courses.add(course)
         try:
             try:
                 keeper.add(hold)
@@ -156,6 +158,7 @@ class Alarming:
                 raise NoThread(f"no thread is to be had: {error}") from error
             ended = await fire(doors, course, partial(self._body, handler), emit=emit)
         finally:
+            self.courses.discard(course)
             hold.released = True
             keeper.charges.remove(hold)
             hold.beat = None  # else the two would keep each other until a collection

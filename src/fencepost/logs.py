@@ -64,6 +64,8 @@ _LEVELS = {
     "alarm_failed": "ERROR",
     "alarm_stuck": "ERROR",
     "alarm_dead": "ERROR",
+    "alarm_cut": "WARNING",
+    "alarm_unrecorded": "ERROR",
 }
 
 

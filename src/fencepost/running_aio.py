@@ -16,7 +16,7 @@ from fencepost.stopping import Signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fencepost.flows.ring import Alarms
+    from fencepost.alarming import Alarming
     from fencepost.model.duration import Duration
     from fencepost.scheduling import Scheduling
 
@@ -27,7 +27,7 @@ async def run_here(
     concurrency: int,
     grace: Duration,
     signals: bool,
-    alarms: Alarms | None,
+    alarms: Alarming | None,
 ) -> None:
     """Serve until stopped."""
     if crew_here(scheduling) is not None:
@@ -36,7 +36,7 @@ async def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = TaskCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    heard = Signals(scheduling, crew)
+    heard = Signals(scheduling, crew, alarms)
     bell, hearing = Bell(world), None
     bells: asyncio.Task[None] | None = None
     try:

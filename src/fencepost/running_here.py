@@ -16,7 +16,7 @@ from fencepost.world.flow import finish
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fencepost.flows.ring import Alarms
+    from fencepost.alarming import Alarming
     from fencepost.model.duration import Duration
     from fencepost.scheduling import Scheduling
 
@@ -31,7 +31,7 @@ def run_here(
     concurrency: int,
     grace: Duration,
     signals: bool,
-    alarms: Alarms | None,
+    alarms: Alarming | None,
 ) -> None:
     """Serve until stopped."""
     if crew_here(scheduling) is not None:
@@ -40,7 +40,7 @@ def run_here(
     working, world = scheduling.working, scheduling.world
     crew = scheduling.crew = ThreadCrew(scheduling.serving, working, world, size=size)
     crew.grace = length
-    heard = Signals(scheduling, crew)
+    heard = Signals(scheduling, crew, alarms)
     bells: _Bells | None = None
     hearing: Hearing | None = None
     try:
@@ -78,7 +78,7 @@ def _end(crew: ThreadCrew, bells: _Bells | None) -> None:
 class _Bells:
     """The thread that fires alarms, beside the one that serves."""
 
-    def __init__(self, scheduling: Scheduling, alarms: Alarms) -> None:
+    def __init__(self, scheduling: Scheduling, alarms: Alarming) -> None:
         self._scheduling, self._alarms = scheduling, alarms
         self.bell = Bell(scheduling.world)
         self._thread = threading.Thread(target=self._ring, name="fencepost-alarms", daemon=True)

@@ -224,6 +224,7 @@ class ThreadCrew:
         self._paced_at = world.clocks.boottime()
         self.grace = 0.0  # how long what runs may go on once a stop is asked for
         self.stopping = False
+        self._ordering = threading.RLock()  # a handler of signals may stop us, too
         self.recall_at: float | None = None
         self._wait_until = _NEVER  # how long others wait for it, once it is to stop
 
@@ -323,12 +324,18 @@ class ThreadCrew:
         """Have the one who serves look now, whatever it waits for."""
         self._ends.put(None)
 
-    def stop(self, grace: float) -> None:
-        """Begin nothing more, and give back what has not ended after ``grace``; from any thread."""
-        self.recall_at = self._world.clocks.boottime() + grace
-        self._wait_until = self.recall_at + SETTLE
-        self.stopping = True
-        self._serving.recall(self.recall_at)
+    def stop(self, grace: float, *, shorten: bool = True) -> None:
+        """Begin nothing more, and give back what has not ended after ``grace``; from any thread.
+
+        Without ``shorten``, an end that is ordered already and later stays.
+        """
+        with self._ordering:
+            at = self._world.clocks.boottime() + grace
+            if self.recall_at is not None and not shorten:
+                at = max(at, self.recall_at)
+            self.recall_at, self._wait_until = at, at + SETTLE
+            self.stopping = True
+            self._serving.recall(at)
         self.wake()
 
     def left(self) -> float:

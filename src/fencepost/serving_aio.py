@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import suppress
 from functools import partial
 
@@ -44,6 +45,7 @@ class TaskCrew:
         self.gone = asyncio.Event()  # once nobody serves any more
         self.grace = 0.0
         self.stopping = False
+        self._ordering = threading.RLock()  # a handler of signals may stop us, too
         self.recall_at: float | None = None
         self._wait_until = float("inf")  # how long others wait for it, once it is to stop
 
@@ -86,12 +88,18 @@ class TaskCrew:
         with suppress(RuntimeError):  # the loop is closed, and nobody serves any more
             self._loop.call_soon_threadsafe(self._signal.set)
 
-    def stop(self, grace: float) -> None:
-        """Begin nothing more, and give back what has not ended after ``grace``; from any thread."""
-        self.recall_at = self._world.clocks.boottime() + grace
-        self._wait_until = self.recall_at + SETTLE
-        self.stopping = True
-        self._serving.recall(self.recall_at)
+    def stop(self, grace: float, *, shorten: bool = True) -> None:
+        """Begin nothing more, and give back what has not ended after ``grace``; from any thread.
+
+        Without ``shorten``, an end that is ordered already and later stays.
+        """
+        with self._ordering:
+            at = self._world.clocks.boottime() + grace
+            if self.recall_at is not None and not shorten:
+                at = max(at, self.recall_at)
+            self.recall_at, self._wait_until = at, at + SETTLE
+            self.stopping = True
+            self._serving.recall(at)
         self.wake()
 
     def left(self) -> float:

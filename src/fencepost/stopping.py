@@ -12,9 +12,11 @@ import signal
 import socket
 import sys
 import threading
+from collections import Counter
 from contextlib import contextmanager, suppress
 from functools import partial
 
+from fencepost.flows.alarm import cut
 from fencepost.flows.serve import unrecorded
 from fencepost.model.event import JobEvent
 from fencepost.model.policy import OnLoss
@@ -24,8 +26,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
-    from typing import Any, NoReturn
+    from typing import Any
 
+    from fencepost.alarming import Alarming
     from fencepost.flows.course import Course
     from fencepost.scheduling import Scheduling
     from fencepost.serving import ThreadCrew
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How much longer than the crew the process waits: for those who come to an end by themselves.
 _SPARE = 0.2
+_MORE = SETTLE + _SPARE
 # How long it takes at most to say what was cut: a pipe that nobody reads must not keep us.
 _TELLING = 0.25
 # Our handler adds this to the number of a signal; the interpreter sends the number as it is.
@@ -43,14 +47,19 @@ _LOST = "its lease was lost before, and the run is no longer its own"
 _CANCELLED = "the run is recorded as cancelled"
 _FAILED = "the run is recorded as failed (lost), because its job has on_loss='fail'"
 _RECORDED = "the run is resumed by the next instance, and no loss is counted"
-_UNKNOWN = "the ledger was away, so a loss is counted when the next instance resumes the run"
+_UNKNOWN = (
+    "the run is resumed by the next instance, and it may be counted as lost, because the ledger "
+    "has not confirmed the order to stop"
+)
 
 
 class Signals:
     """What SIGTERM and SIGINT do while an instance runs in the main thread of a process.
 
     The first one stops the crew within its grace; the second one at once. A third one is left to
-    the handler that was there before.
+    the handler that was there before. Only signals are counted: a program that stops its instance
+    itself (``fp.stop``) may give it more time than the first one does, before it comes or after. A
+    second one ends that as well.
 
     Python calls a handler only between two instructions of the main thread, which may be inside of
     a long call. So the interpreter also writes each signal to a socket, the moment it arrives, and
@@ -58,14 +67,19 @@ class Signals:
     (``signal.set_wakeup_fd``): then our handler alone tells the thread.
     """
 
-    def __init__(self, scheduling: Scheduling, crew: ThreadCrew | TaskCrew) -> None:
-        self._scheduling, self._crew = scheduling, crew
+    def __init__(
+        self, scheduling: Scheduling, crew: ThreadCrew | TaskCrew, alarms: Alarming | None
+    ) -> None:
+        self._scheduling, self._crew, self._alarms = scheduling, crew, alarms
         self._clock = scheduling.world.clocks.boottime
         self._ordered = False  # whether a signal has come
         self._handled = False  # whether our handler was called
         self._error: Exception | None = None
         self._before: dict[int, Any] = {}
+        self._count = 0  # how many signals there were
+        self._limit: float | None = None  # when the last of them has the process end
         self._ending = threading.Lock()
+        self._closed = False  # whether the process lives on
         self._pipe: tuple[socket.socket, socket.socket] | None = None
 
     def listen(self) -> None:
@@ -102,6 +116,8 @@ class Signals:
             return
         if self._ordered and busy:
             self._end()
+        with self._ending:  # who is about to end the process has it; from here on nobody does
+            self._closed = True
         _listening.remove(self)
         self.leave()
 
@@ -137,37 +153,53 @@ class Signals:
 
     def _watch(self, reader: socket.socket) -> None:
         """End the process once its time is up, unless the instance has ended by then."""
-        end: float | None = None
-        handling: set[int] = set()  # signals of which we know before our handler is called
+        # The interpreter and our handler both tell of a signal, in any order; or only one of them.
+        raw, handled = Counter[int](), Counter[int]()
         with reader:
             while True:
-                reader.settimeout(None if end is None else max(0.001, end - self._clock()))
+                left = self._left()
+                if left is not None and left <= 0:
+                    self._end()
+                    return
+                reader.settimeout(left)
                 try:
                     told = reader.recv(1)
                 except TimeoutError:
-                    self._end()
+                    continue  # meanwhile the program may have made the end later
                 if not told:
                     return
-                number, handled = told[0] % _HANDLED, told[0] >= _HANDLED
-                if handled and number in handling:
-                    handling.remove(number)
-                elif number in _SIGNALS:
-                    if not handled:
-                        handling.add(number)
-                    limit = self._order_stop()
-                    end = limit if end is None else min(end, limit)
+                number = told[0] % _HANDLED
+                if number in _SIGNALS:
+                    (handled if told[0] >= _HANDLED else raw)[number] += 1
+                    count = sum(max(raw[one], handled[one]) for one in _SIGNALS)
+                    if count > self._count:
+                        self._order_stop(count)
 
-    def _order_stop(self) -> float:
-        """Stop the crew; return when the process is to end."""
+    def _left(self) -> float | None:
+        """Return for how long the process may live on; None as long as no signal has come."""
+        limit, ordered = self._limit, self._crew.recall_at
+        if limit is None:
+            return None
+        if self._count == 1 and ordered is not None:  # the program may have ordered a later end
+            limit = max(limit, ordered + _MORE)
+        return limit - self._clock()
+
+    def _order_stop(self, count: int) -> None:
+        """Stop the crew, as the first or as a further signal does."""
         self._ordered = True
-        grace = 0.0 if self._crew.stopping else self._crew.grace
-        limit = self._clock() + grace + SETTLE + _SPARE
-        self._crew.stop(grace)
-        return limit
+        grace, left = self._crew.grace if count == 1 else 0.0, self._left()
+        more = grace + _MORE if left is None else min(left, grace + _MORE)
+        self._count, self._limit = count, self._clock() + more
+        self._crew.stop(grace, shorten=count > 1)
 
-    def _end(self) -> NoReturn:
-        """End the process, and say what ends with it; the first thread that comes here does."""
+    def _end(self) -> None:
+        """End the process, and say what ends with it; the first thread that comes here does.
+
+        Nothing happens if the instance has ended before.
+        """
         with self._ending:
+            if self._closed:
+                return
             teller = threading.Thread(target=self._tell, daemon=True)
             try:
                 teller.start()
@@ -186,6 +218,8 @@ class Signals:
                 key, about = course.run.key, (("note", _CUT + _fate(course)),)
                 token = course.attempt.token
                 self._scheduling.emit(JobEvent("cut", key.job, str(key), token, about))
+        for firing in () if self._alarms is None else list(self._alarms.courses):
+            self._scheduling.emit(cut(firing))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
 

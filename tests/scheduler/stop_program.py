@@ -11,15 +11,21 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from fencepost import AsyncFencepost, Fencepost
+from fencepost.errors import OutcomeUnknown
+from fencepost.ledger.sqlite import SqliteLedger
 from fencepost.serving import ThreadCrew
 from fencepost.serving_aio import TaskCrew
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fencepost import Run
+    from fencepost.ledger.api import Attempt
     from fencepost.model.event import JobEvent, LeaseEvent
 
 if __name__ == "__main__":
@@ -39,7 +45,7 @@ def mark(what: str) -> None:
 def body() -> str:
     """Do what the options say, and never ask whether to go on."""
     mark("began")
-    if OPTIONS["body"] == "waits":
+    if "waits" in (OPTIONS["body"], OPTIONS.get("handler")):
         while not os.path.exists(f"{FOLDER}/go"):
             time.sleep(0.01)
         mark("returns")
@@ -90,9 +96,37 @@ def break_when_stopping(crew: type[Any]) -> None:
     crew.rest = broken
 
 
+def lose_replies() -> None:
+    """Have each order to stop committed, and its reply lost."""
+    commit = SqliteLedger.order_stop
+
+    async def unheard(self: SqliteLedger, attempt: Attempt) -> bool:
+        await commit(self, attempt)
+        raise OutcomeUnknown("the reply was lost")
+
+    SqliteLedger.order_stop = unheard  # type: ignore[method-assign]
+
+
+def obey(stop: Callable[[float], object]) -> None:
+    """Stop the instance with each grace that the test writes to a file."""
+
+    def wait() -> None:
+        while True:
+            if os.path.exists(f"{FOLDER}/order"):
+                with open(f"{FOLDER}/order") as file:
+                    grace = float(file.read())
+                os.unlink(f"{FOLDER}/order")
+                stop(grace)
+                mark("ordered")
+            time.sleep(0.01)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def declared(fp: Fencepost | AsyncFencepost) -> None:
     if OPTIONS["body"] == "alarm":
         fp.alarm("ring")(body)
+        fp.job("idle", every="1d")(lambda: None)  # ``fencepost up`` wants one
     elif OPTIONS["body"] == "checks":
 
         def checks(run: Run) -> None:
@@ -123,6 +157,7 @@ def declared(fp: Fencepost | AsyncFencepost) -> None:
 def blocking() -> None:
     with Fencepost(URL, on_event=hear) as fp:
         declared(fp)
+        obey(lambda grace: fp.stop(grace=grace))
         fp.run(grace=OPTIONS["grace"])
         mark("returned")
 
@@ -130,6 +165,8 @@ def blocking() -> None:
 async def aio() -> None:
     async with AsyncFencepost(URL, on_event=hear) as fp:
         declared(fp)
+        loop = asyncio.get_running_loop()
+        obey(lambda grace: loop.call_soon_threadsafe(lambda: fp.stop(grace=grace)))
         await fp.run(grace=OPTIONS["grace"])
         mark("returned")
 
@@ -137,6 +174,8 @@ async def aio() -> None:
 if OPTIONS.get("breaks"):
     break_when_stopping(ThreadCrew)
     break_when_stopping(TaskCrew)
+if OPTIONS.get("replies are lost"):
+    lose_replies()
 if FACE == "up":
     fp = Fencepost(URL)
     declared(fp)

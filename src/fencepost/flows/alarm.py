@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     Emit = Callable[[JobEvent], None]
 
 
+_NOT_OURS = "its lease was lost before, and the alarm is no longer its own"
+_COUNTED = (
+    "a loss of it is counted and it is fired again, unless somebody sets or clears the alarm or it "
+    "has had too many (max_losses)"
+)
+
+
 class AlarmDoors(NamedTuple):
     """Through which a flow reaches the machine and the alarms."""
 
@@ -72,6 +79,7 @@ class AlarmCourse(Course):
         self.firing = firing_of(record)
         self.superseded = False  # whether somebody has set or cleared the alarm meanwhile
         self.unheard = False  # whether its end may be on record already
+        self.outcome = ""  # how its handler ended, once it has
         # What becomes of the alarm if the handler succeeds; it may say otherwise.
         every = policy.every
         self.rearm = None if every is None else Rearm(record.payload, every=every)
@@ -151,6 +159,7 @@ async def conclude(
 ) -> AlarmEnd | None:
     """Commit a success, or record a failure; None if the alarm was not ours any more."""
     course.ending = course.hold.ending = True
+    course.outcome = _outcome_of(failure)
     book, firing, rearm = doors.book, course.firing, course.rearm
 
     async def ask() -> AlarmEnd:
@@ -175,6 +184,23 @@ async def conclude(
     return end
 
 
+def _outcome_of(failure: Failure | None) -> str:
+    if failure is None:
+        return "succeeded"
+    return "released" if failure.counted == "releases" else "failed"
+
+
+def cut(course: AlarmCourse) -> JobEvent:
+    """Return the event that tells of a handler that ends with its process."""
+    lost = course.hold.why_lost is not None
+    if course.outcome:
+        fate = _NOT_OURS if lost else f"unless it is on record, {_COUNTED}"
+        note = f"the ledger has not confirmed this end: {fate}"
+        return _event("alarm_unrecorded", course.alarm, ended=course.outcome, note=note)
+    note = "its handler did not end within the grace and ended with the process: "
+    return _event("alarm_cut", course.alarm, note=note + (_NOT_OURS if lost else _COUNTED))
+
+
 def _tell(emit: Emit, course: AlarmCourse, end: AlarmEnd, failure: Failure | None) -> None:
     record, became = course.alarm, end.became
     if became is Became.DONE:
@@ -196,5 +222,9 @@ def _tell(emit: Emit, course: AlarmCourse, end: AlarmEnd, failure: Failure | Non
 
 def say(emit: Emit, what: str, record: AlarmRecord, /, **more: object) -> None:
     """Emit an event about an alarm."""
+    emit(_event(what, record, **more))
+
+
+def _event(what: str, record: AlarmRecord, /, **more: object) -> JobEvent:
     pairs = tuple((name, value) for name, value in more.items() if value is not None)
-    emit(JobEvent(what, record.kind, record.id, record.token, (("key", record.key), *pairs)))
+    return JobEvent(what, record.kind, record.id, record.token, (("key", record.key), *pairs))

@@ -40,8 +40,8 @@ _MOST_DOUBTS = 5
 
 
 _UNRECORDED = (
-    "the ledger was away, and this end is not on record: the run is resumed by the next instance, "
-    "or recorded as failed (lost) if its job has on_loss='fail'"
+    "the ledger has not confirmed this end: unless it is on record, the run is resumed by the next "
+    "instance, or recorded as failed (lost) if its job has on_loss='fail'"
 )
 
 

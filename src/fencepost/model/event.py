@@ -26,7 +26,8 @@ class JobEvent(NamedTuple):
     are pairs that belong to it.
 
     Alarms tell of themselves in the same way, ``job`` being their kind and ``run_id`` the
-    generation: alarm_fired, alarm_failed, alarm_dead, alarm_late, alarm_stale, alarm_stuck.
+    generation: alarm_fired, alarm_failed, alarm_dead, alarm_late, alarm_stale, alarm_stuck,
+    alarm_cut, alarm_unrecorded.
     """
 
     what: str
