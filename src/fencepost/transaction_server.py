@@ -62,9 +62,9 @@ class ServerTransaction(Transaction):
             self._asked_at = self._ledger.boottime()
 
     def _is_of_driver(self, error: BaseException, *, ours: bool) -> bool:
-        joined = self._joined  # a session that is cut tells of itself
-        cut = joined is not None and joined.is_cut(error)
-        return cut and not (self._idled if ours else self._has_idled())
+        joined = self._joined  # which knows what came by way of it
+        fault = joined is not None and joined.is_fault(error)
+        return fault and not (self._idled if ours else self._has_idled())
 
     def _has_idled(self) -> bool:
         """Say whether the block was quiet for so long that the server ends its transaction."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import re
 import sqlite3
 import time
 from contextlib import suppress
@@ -16,17 +18,15 @@ import pytest
 from fencepost import AsyncFencepost, Fencepost, GiveUp, Retry
 from fencepost.errors import OutcomeUnknown, StoreUnavailable
 from fencepost.model.alarm_policy import AlarmPolicy
-from fencepost.model.ending import after_fault
-from fencepost.model.fault import FAULTS
-from fencepost.model.run import RunRecord, State
-from fencepost.model.slot import RunKey
+from fencepost.model.fault import FAULTS, pause_after
+from fencepost.model.run import State
 from fencepost.testing.clock import SettableClocks
 from joinlab import HOMES, Home, LoggedMariaHome, PostgresHome
 from proxy import Proxy
 from servers import MariaDB, Postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fencepost import AsyncRun, Run
@@ -360,17 +360,101 @@ def test_a_full_disk_is_not_charged_to_the_job(tmp_path: Path) -> None:
         assert (run.starts, run.losses, run.releases) == (2, 0, 1)
 
 
-def test_pauses_grow_to_a_ceiling_and_begin_anew_with_a_checkpoint() -> None:
-    run = RunRecord(RunKey("bills", 0), State.RUNNING, "bills", starts=1)
+def test_pauses_grow_to_a_ceiling() -> None:
+    assert [pause_after(faults, dice=0.0) for faults in range(1, 5)] == [1.0, 2.0, 4.0, 8.0]
+    assert pause_after(10_000, dice=0.0) == 17 * 60
+    assert pause_after(1, dice=1.0) == 1.25
 
-    def pause(releases: int, *, advanced: bool = False) -> float:
-        given_back = run._replace(releases=releases)
-        return after_fault(given_back, "cut", advanced=advanced, dice=0.0).after
 
-    assert [pause(releases) for releases in range(4)] == [1.0, 2.0, 4.0, 8.0]
-    assert pause(10_000) == 17 * 60
-    assert pause(10_000, advanced=True) == 1.0
-    assert after_fault(run, "cut", advanced=False, dice=1.0).after == 1.25
+class Script:
+    """A job whose attempts end one after the other as it is told; each pause is slept through."""
+
+    def __init__(self, fp: Fencepost, clocks: SettableClocks) -> None:
+        self.fp, self.clocks = fp, clocks
+        fp.job("work", every="1h", retry=Retry(9, base="1s"))(self._work)
+        fp.tick()
+        clocks.advance(3600)
+
+    def pauses(self, *plots: str) -> list[int]:
+        """Return how long a run must wait after each attempt, without what was added by chance."""
+        return [self._pause(plot) for plot in plots]
+
+    def _pause(self, plot: str) -> int:
+        self.plot = plot
+        self.fp.tick("150ms" if "stop" in plot else None)
+        (run,) = self.fp.runs("work")
+        pause = max(0.0, run.not_before - run.beat_at)
+        self.clocks.advance(pause)
+        return 2 ** int(math.log2(pause)) if pause >= 1.0 else 0
+
+    def _work(self, run: Run) -> None:
+        if "save" in self.plot:
+            run.save(self.plot)
+        while "stop" in self.plot:
+            run.check()
+            time.sleep(0.01)
+        if self.plot == "error":
+            raise ValueError("the job's own")
+        with run.transaction() as tx:
+            tx.execute("CREATE TABLE IF NOT EXISTS effect (item)")
+            if self.plot == "undone":
+                tx.save(self.plot)
+            pages = tx.execute("PRAGMA page_count").fetchone()[0]
+            tx.execute(f"PRAGMA max_page_count = {pages}")
+            try:
+                tx.execute("INSERT INTO effect VALUES (zeroblob(100000))")
+            finally:
+                tx.execute(f"PRAGMA max_page_count = {2**30}")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Script]:
+    clocks = SettableClocks()
+    with Fencepost(f"sqlite:///{tmp_path}/ledger.db", clocks=clocks) as fp:
+        yield Script(fp, clocks)
+
+
+def test_pauses_are_counted_by_faults_alone(script: Script) -> None:
+    assert script.pauses(*["stop"] * 9, "fault") == [*[0] * 9, 1], "a deploy is no fault"
+    assert script.pauses("fault", "stop", "fault", "error", "fault")[::2] == [2, 4, 8]
+
+
+def test_pauses_begin_anew_with_a_checkpoint(script: Script) -> None:
+    assert script.pauses("fault", "fault", "fault") == [1, 2, 4]
+    assert script.pauses("save here", "fault", "fault") == [1, 2, 4]
+    assert script.pauses("save there") == [1]
+    assert script.pauses("save there", "save here") == [2, 1], "the same place is no step forward"
+
+
+def test_a_checkpoint_of_an_attempt_that_was_stopped_counts(script: Script) -> None:
+    assert script.pauses("fault", "fault", "save and stop", "fault") == [1, 2, 0, 1]
+
+
+def test_a_checkpoint_that_was_undone_does_not_count(script: Script) -> None:
+    assert script.pauses("fault", "undone", "undone") == [1, 2, 4]
+
+
+def test_pauses_are_counted_by_faults_alone_on_a_server_as_well(
+    home: Home, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="fencepost")
+    plots = ["stop", "stop", "fault", "stop", "fault"]
+    with Fencepost(url) as fp:
+
+        @fp.job("work")
+        def work(run: Run) -> None:
+            plot = plots.pop(0) if plots else "done"
+            if plot == "stop":
+                raise KeyboardInterrupt
+            with run.transaction() as tx:
+                if plot == "fault":
+                    kill(home, tx.execute(session_of(home)).fetchone()[0])
+
+        for _ in range(4):
+            with suppress(KeyboardInterrupt):
+                outcome = fp.trigger("work", SLOT)
+    assert outcome.status == "succeeded", outcome
+    assert re.findall(r"store_fault.* retry_in=(\d+)", caplog.text) == ["1", "2"]
 
 
 def test_errors_that_are_faults_are_those_of_alarms() -> None:

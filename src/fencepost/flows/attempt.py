@@ -19,8 +19,15 @@ from fencepost.errors import (
 )
 from fencepost.flows.course import insist, ready
 from fencepost.flows.handoff import ended_for_us, look_back
-from fencepost.model.ending import LONGEST_ERROR, Ending, after_fault, settle
+from fencepost.model.ending import LONGEST_ERROR, Ending, settle
 from fencepost.model.event import JobEvent
+from fencepost.model.fault import (
+    FAULT_BASE,
+    STORE_FAULT,
+    faults_before,
+    faults_noted,
+    pause_after,
+)
 from fencepost.model.output import OUTPUT
 from fencepost.model.policy import OnLoss
 from fencepost.model.run import HANDED_OFF, State
@@ -73,7 +80,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
             raise
         if not course.handed_off and course.is_lost(error):
             return await _lost(doors, course, error, emit=emit)
-        ending = _ending(doors, course, error)
+        ending = _ending(course, error)
     except BaseException:
         if course.foreign() or course.handed_off:
             raise
@@ -90,6 +97,7 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
             return await look_back(doors, course)
         ending = Ending(State.SUCCEEDED, result=result)
     try:
+        ending = await _counted(doors, course, ending)
         run = await conclude(doors, course, ending, emit=emit)
     except BaseException as interrupt:
         # One who is interrupted meanwhile records it all the same: it is over.
@@ -101,19 +109,38 @@ async def attempt(  # noqa: C901 -- one branch for each way to end
     return run
 
 
-def _ending(doors: Doors, course: Course, error: BaseException) -> Ending:
+def _ending(course: Course, error: BaseException) -> Ending:
     """Return how an attempt ends whose body raised: a fault of the ledger is not charged to it.
 
-    Nor is a doubt: where the body left because nobody could tell whether the run is ours, it is
-    given back.
+    The run is given back, to be resumed after a pause: no try is used up, and no loss is counted.
+    So it is where the body left because nobody could tell whether the run is still ours.
     """
     if course.is_doubt(error) and not course.handed_off:
         return RELEASED
     if course.is_fault(error) and course.policy.on_loss is not OnLoss.FAIL:
-        advanced = course.checkpoint != course.run.checkpoint
-        dice = doors.world.dice()
-        return after_fault(course.run, described(error), advanced=advanced, dice=dice)
+        return Ending(State.PENDING, STORE_FAULT, error=described(error), after=FAULT_BASE)
     return ended_by(error, course.policy.retry)._replace(result=course.said)
+
+
+async def _counted(doors: Doors, course: Course, ending: Ending) -> Ending:
+    """Return an ending with the pause that follows so many faults in a row, and keep their number.
+
+    It is kept with the run: whoever goes on from there may be another process.
+    """
+    if (ending.state, ending.reason) != (State.PENDING, STORE_FAULT):
+        return ending
+    world, ledger, key = doors.world, doors.ledger, course.attempt.key
+    token, checkpoint = course.attempt.token, course.checkpoint
+    try:
+        events = await insist(world, course, lambda: ledger.events(key))
+        before = [event for event in events if event.token != token]  # nothing of ours counts twice
+        faults = faults_before(before, checkpoint) + 1
+        detail = faults_noted(faults, checkpoint)
+        note = partial(ledger.note, key, STORE_FAULT, token=token, detail=detail)
+        await insist(world, course, note)
+    except FencepostError:  # also that of a ledger which is away for longer than the lease
+        faults = 1
+    return ending._replace(after=pause_after(faults, dice=world.dice()))
 
 
 async def _lost(

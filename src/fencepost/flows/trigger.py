@@ -9,7 +9,7 @@ from __future__ import annotations
 from fencepost.errors import BadSlot, OutcomeUnknown, StoreUnavailable
 from fencepost.flows.handoff import outcome_of
 from fencepost.model.claim import Verdict, Want, leases_of
-from fencepost.model.ending import STORE_FAULT
+from fencepost.model.fault import STORE_FAULT
 from fencepost.model.meant import Meant, by_ledger, comes_in
 from fencepost.model.named import NamedTuple
 from fencepost.model.outcome import Outcome, held, of_record

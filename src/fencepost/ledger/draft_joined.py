@@ -108,8 +108,11 @@ class Joined(ABC):
         return self._sealed(saved)
 
     @abstractmethod
-    def is_cut(self, error: BaseException) -> bool:
-        """Say whether an error of the driver is about the server, not about what it was asked."""
+    def is_fault(self, error: BaseException) -> bool:
+        """Say whether an error is of the driver, and about our server: not about what it was asked.
+
+        Errors of other connections never are, and what is not known for sure is not.
+        """
 
     @abstractmethod
     def roll_back(self) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 import pymysql
+from pymysql.cursors import Cursor
 
 from fencepost.errors import FencepostError, OutcomeUnknown, StoreUnavailable
 from fencepost.ledger import mariadb_joined_rows as sql
@@ -31,10 +32,13 @@ from fencepost.world.mariadb_batch import (
     rendered,
 )
 from fencepost.world.mariadb_errors import (
+    CLOSING,
     INTERRUPTED,
+    TOO_LONG,
     Misstep,
     Trouble,
     fate,
+    full_table,
     has_moved,
     is_of_server,
     lost_savepoint,
@@ -61,6 +65,10 @@ if TYPE_CHECKING:
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 _LONGEST = 31_536_000  # the server's own bound of all its limits, in seconds
 
+_TOO_LARGE = 1153
+# What a server may answer last of all, unless it was only the statement that somebody has killed.
+_FAREWELLS = {(number,) for number in (*CLOSING, INTERRUPTED)}
+
 # Whatever a session has as its completion_type.
 _UNDO = "ROLLBACK AND NO CHAIN NO RELEASE"
 
@@ -84,8 +92,9 @@ class MariaJoined(Joined):
 
     @property
     def connection(self) -> Guest | None:
-        """The ``pymysql.Connection``; None once the transaction is over."""
-        return self._connection
+        """The ``pymysql.Connection``; None once the transaction was ended, by whomever."""
+        connection = self._connection
+        return None if connection is None or connection.parted else connection
 
     def execute(self, sql: str, parameters: Any) -> Any:
         """Execute a statement of user code; return the driver's cursor."""
@@ -109,16 +118,23 @@ class MariaJoined(Joined):
             raise
         return cursor
 
-    def is_cut(self, error: BaseException) -> bool:
-        """Say whether an error of PyMySQL is about the server, not about what it was asked."""
-        if not isinstance(error, pymysql.Error):
+    def is_fault(self, error: BaseException) -> bool:
+        """Say whether an error is of PyMySQL, and about our server: not about what it was asked.
+
+        Either the session is over, and nobody here has ended it; or this very error came by way of
+        it, and says that the server lacks what the ledger needs as well.
+        """
+        connection = self.connection
+        if not isinstance(error, pymysql.Error) or connection is None or connection.oversized:
             return False
-        connection = self._connection
-        if connection is None:
+        if not connection.open:
+            return True
+        if error not in connection.met:
             return False
-        if error.args and error.args[0] == INTERRUPTED:
+        if error.args[:1] in _FAREWELLS:  # or words of a server that ours has asked
             return not self._answers(connection)
-        return not connection.open or is_of_server(error)
+        full = full_table(error)
+        return is_of_server(error) if full is None else self._is_on_disk(connection, full)
 
     def roll_back(self) -> None:
         """Undo what was not committed; nothing is left to do after the commit."""
@@ -164,6 +180,7 @@ class MariaJoined(Joined):
         self._of_mysql = is_mysql(connection)
         self._plain = connection.logs and not self._of_mysql
         connection.guarded, connection.undone = self._plain, False
+        connection.oversized = False
         before = rendered(connection, *self._home) + rendered(connection, sql.LIMITS, limits)
         bounds = self._plain_bounds(before) if self._plain else self._xa_bounds(before)
         self._connection, self._inside = connection, Transaction(connection, bounds)
@@ -250,6 +267,8 @@ class MariaJoined(Joined):
 
     def _open(self) -> tuple[Guest, Transaction]:
         connection, inside = self._connection, self._inside
+        if connection is not None and connection.oversized:
+            raise self._told(pymysql.OperationalError(_TOO_LARGE, "a statement was larger"))
         if connection is None or inside is None or not connection.open:
             raise StoreUnavailable(
                 f"{self._server.address} has ended the session: nothing was committed"
@@ -266,6 +285,16 @@ class MariaJoined(Joined):
         except pymysql.Error:
             return False
         return True
+
+    def _is_on_disk(self, connection: Guest, table: str) -> bool:
+        """Say whether all tables of a name are where the ledger's are: then the disk is full."""
+        try:
+            with connection.ours(), connection.cursor(Cursor) as cursor:
+                cursor.execute(sql.ENGINES, (table,))
+                engines = {str(engine).upper() for (engine,) in cursor.fetchall()}
+        except pymysql.Error:
+            return not connection.open
+        return engines == {"INNODB"}
 
     def _cursor(self) -> Any:
         connection = self.connection
@@ -289,6 +318,14 @@ class MariaJoined(Joined):
             return misused
         if fate(error) is not Trouble.REFUSED:
             return StoreUnavailable(f"nothing was committed to {self._server.address}: {words}")
+        connection = self.connection
+        if error.args[0] in TOO_LONG or (
+            error.args[0] == INTERRUPTED and connection is not None and self._answers(connection)
+        ):
+            return type(error)(*error.args)
+        return self._told(error)
+
+    def _told(self, error: pymysql.Error) -> Exception:
         return told(error, str(self._server.address), self._server.address.user)
 
     def _find_out(self, error: pymysql.Error) -> None:

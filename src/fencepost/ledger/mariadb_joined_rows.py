@@ -39,6 +39,9 @@ SELECT run.cancel_at, EXISTS (SELECT 1 FROM fencepost_lease AS lease WHERE {HELD
   FROM fencepost_run AS run
  WHERE {OURS}""")
 
+# How the tables of one name are kept.
+ENGINES = "SELECT engine FROM information_schema.tables WHERE table_name = %s"
+
 # How many characters there are for the names of transactions that were committed, newest first.
 _ROOM = 255
 

@@ -7,6 +7,7 @@ from fencepost.ledger import postgres_joined_rows as sql
 from fencepost.ledger.draft_joined import Joined
 from fencepost.world.postgres import PATIENCE, Cut, Refusal, Session, ends_after
 from fencepost.world.postgres_driver import (
+    LACKS,
     in_drivers_words,
     is_alive,
     is_of_server,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # How many sessions are kept for the next transaction: to open one costs more than to use it.
 _MOST_SPARE = 8
+# What the ledger's own statements are refused for that user code has no part in, or no more than
+# others: nothing that they are asked is refused for anything else.
+_OF_SERVER = LACKS | {"40P01", "55P03"}
 # A commit that is being written takes a moment; one that never arrived takes as long as it likes.
 _PAUSES = (0.0, 0.1, 0.3, 0.6, 1.0)
 
@@ -48,10 +52,11 @@ class PostgresJoined(Joined):
         session = self._session
         if session is None or (is_alive(session) and not is_open(session)):
             return None
-        return lent(session)
+        guest = lent(session)
+        return None if guest.parted else guest
 
-    def is_cut(self, error: BaseException) -> bool:
-        """Say whether an error of psycopg is about the server, not about what it was asked."""
+    def is_fault(self, error: BaseException) -> bool:
+        """Say whether an error is of psycopg, and about our server: not about what it was asked."""
         return self._session is not None and is_of_server(error, self._session)
 
     def roll_back(self) -> None:
@@ -170,9 +175,14 @@ class PostgresJoined(Joined):
             )
         if code == "40001":  # it was insisted in vain
             return self._why_not_ours()
-        if code[:2] in ("22", "23", "P0"):  # of what user code wrote, and checked only now
+        told = self._door.told(refusal, changes=False)
+        if code[:2] in ("22", "23", "P0"):
             return in_drivers_words(refusal)
-        return self._door.told(refusal, changes=False)
+        if isinstance(told, StoreUnavailable) and not refusal.fatal and code not in _OF_SERVER:
+            return in_drivers_words(
+                refusal
+            )  # of what user code has set, or wrote: checked only now
+        return told
 
     def _find_out(self, error: FencepostError) -> None:
         """Return if a transaction was committed whose answer was lost; raise if not, or unknown.

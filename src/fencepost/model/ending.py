@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fencepost.model.fault import pause_after
 from fencepost.model.named import NamedTuple
 from fencepost.model.run import RunRecord, State
 
@@ -12,9 +11,6 @@ if TYPE_CHECKING:
 
 # What is kept of an error: enough to know it by, and never a whole page of somebody's data.
 LONGEST_ERROR = 2000
-
-# Why a run is given back whose attempt met an error of the ledger's own database.
-STORE_FAULT = "store_fault"
 
 # The event that tells of an attempt which the record will tell no more, once another has begun.
 UNFINISHED = {State.WAITING_RETRY: "attempt_failed", State.PENDING: "attempt_released"}
@@ -57,16 +53,6 @@ def settle(run: RunRecord, ending: Ending, policy: Policy, *, dice: float) -> Se
         return Settled(State.WAITING_RETRY, ending.reason, pause, None, error)
     pause = ending.after if ending.state is State.PENDING else 0.0
     return Settled(ending.state, ending.reason, pause, ending.result, error)
-
-
-def after_fault(run: RunRecord, error: str, *, advanced: bool, dice: float) -> Ending:
-    """Return how an attempt ends that met a fault of the ledger's own database.
-
-    The run is given back, to be resumed after a pause: no try is used up, and no loss is counted.
-    The pause grows with each time that the run was given back, until a checkpoint has ``advanced``.
-    """
-    pause = pause_after(1 if advanced else run.releases + 1, dice=dice)
-    return Ending(State.PENDING, STORE_FAULT, error=error, after=pause)
 
 
 def in_view_of(run: RunRecord, settled: Settled) -> Settled:

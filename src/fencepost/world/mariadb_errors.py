@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import ssl
 
 import pymysql
@@ -77,8 +78,16 @@ _PASSING = frozenset({1205, DEADLOCK, 3101, 4031, 2006})
 
 # What a statement is answered that somebody has killed, alone or with its session.
 INTERRUPTED = 1317
-# What a server answers whose disk is full or fails, or that has become a replica.
-_LACKS = frozenset({1021, 1030, 1114, 1290, 1836})
+# What is answered to one that took too long, for whoever has set a limit.
+TOO_LONG = frozenset({1969, 3024})
+# What a server answers that has no room on its disk, no memory, or writes nothing any more.
+_FULL, _LACKS = 1021, frozenset({1037, 1041, 1836})
+# With which option a server runs: some that a replica does, and many that have another reason.
+_OPTION, _READ_ONLY = 1290, re.compile(r"read[-_]only")
+# A table is full: with its disk, or for itself, as those in memory are.
+_TABLE_FULL = 1114
+# Tables that a statement makes for itself: no room for them is no full disk to anybody else.
+_SET_ASIDE = "#sql"
 
 # How a transaction whose ground has moved is made to fail by a statement before its commit, without
 # a function of our own on the server: a number is too large, if something is not so. Both servers
@@ -150,9 +159,19 @@ _FULL_LOG = 1021  # also of the binary log, to which a COMMIT writes
 
 
 def is_of_server(error: pymysql.Error) -> bool:
-    """Say whether an error is about the server, not about what it was asked."""
-    number = error.args[0] if error.args else 0
-    return number in CLOSING or number in _LACKS or number in (2006, 2013)
+    """Say whether a server lacks what the ledger needs as well: its disk, memory, to be primary."""
+    number, words = error.args[0] if error.args else 0, str(error.args[-1:])
+    if number == _FULL:
+        return _SET_ASIDE not in words
+    return number in _LACKS or (number == _OPTION and bool(_READ_ONLY.search(words)))
+
+
+def full_table(error: pymysql.Error) -> str | None:
+    """Return the name of the table that is full, if that is what an error says."""
+    if error.args[:1] != (_TABLE_FULL,):
+        return None
+    named = re.search(r"'(.+)'|\"(.+)\"|`(.+)`", str(error.args[-1]))
+    return next(filter(None, named.groups())) if named else ""
 
 
 def fate(error: pymysql.Error) -> Trouble:
