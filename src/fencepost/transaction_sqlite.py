@@ -12,6 +12,7 @@ import sqlite3
 
 from fencepost.errors import LeaseLost, Misuse, RunLost
 from fencepost.ledger.sqlite_testimony import untold
+from fencepost.ledger.sqlite_touches import count_of
 from fencepost.model.item import ItemState
 from fencepost.transaction import ENDED_OTHERWISE, Transaction
 from fencepost.world.sqlite import SqliteFile, carry_over, is_of_file
@@ -96,7 +97,8 @@ class SqliteTransaction(Transaction):
         try:
             self._connection, self._file = file.begin(patience=patience), file
             _open.add(self)
-            self._known = self._testimony.knows(file.place)
+            known = self._testimony.knows(file.place)
+            self._known = known and count_of(self._connection) == self._ledger.touches.count
             self._guard()
             self._joins(pinned=self._world.clocks.boottime())
             begun = True

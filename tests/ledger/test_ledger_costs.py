@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fencepost.ledger.api import Attempt
 
 FRAME = 24 + 4096
+# Whether a backup was restored into the file: a number in its header, and no page more.
+LOOK = "PRAGMA schema_version"
 
 
 class Traced:
@@ -43,7 +45,8 @@ class Traced:
     def cost(self) -> tuple[list[str], int, int]:
         """Return the first words sent since the last call, pages written, and syncs."""
         # A statement that fires a trigger is traced again for each: it is still one.
-        words = [statement.split()[0] for statement, _ in groupby(self.sent)]
+        sent = [statement for statement in self.sent if LOOK not in statement]
+        words = [statement.split()[0] for statement, _ in groupby(sent)]
         data = self._log.read_bytes()
         salts = data[16:24]
         frames = range(32, len(data) - FRAME + 1, FRAME)

@@ -10,6 +10,7 @@ import pytest
 
 from fencepost.ledger import sqlite_rows as sql
 from fencepost.ledger.sqlite_schema import CLAIMABLE, migrate
+from fencepost.ledger.sqlite_touches import Touches
 from fencepost.model.run import RunRecord, State
 from fencepost.model.slot import RunKey
 from fencepost.stores.sqlite_schema import CREATE
@@ -45,6 +46,7 @@ def db(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
     for statement in CREATE:
         db.execute(statement)
     migrate(db, at=0.0)
+    Touches().watch(db)
     rows = (
         RunRecord(RunKey(f"job {n % 10}", n), State.SKIPPED, "lock", created_at=float(n))
         for n in range(request.param)

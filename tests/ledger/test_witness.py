@@ -310,10 +310,13 @@ def test_a_cell_that_is_removed_is_made_again(tmp_path: Path) -> None:
     own = Cells(str(folder))
     assert own.write("one")
     (name,) = own.read()
-    own.remove([name], dead=True)
+    own.remove(own.read(), dead=True)
     assert own.read() == {name: "one"}  # for its process lives
     (folder / name).unlink()
+    assert not own.removed()
     own._look_at = 0.0  # a second later
+    assert own.removed()
+    own.close()
     assert own.write("two")
     assert list(own.read().values()) == ["two"]
     own.close()

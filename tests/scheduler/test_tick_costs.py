@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DONE = Settled(State.SUCCEEDED)
+# Whether a backup was restored into the file: a number in its header, and no page more.
+LOOK = "PRAGMA schema_version"
 
 
 class Traced:
@@ -51,7 +53,8 @@ class Traced:
 
     def cost(self) -> list[str]:
         """Return the first words sent since the last call."""
-        words = [statement.split()[0] for statement, _ in groupby(self.sent)]
+        sent = [statement for statement in self.sent if LOOK not in statement]
+        words = [statement.split()[0] for statement, _ in groupby(sent)]
         self.sent.clear()
         return words
 

@@ -270,7 +270,11 @@ class SqliteAlarms:
         )
 
     def _end(self, firing: Firing, work: Callable[[SqliteAlarmDesk], AlarmEnd]) -> AlarmEnd:
-        end = self._write(work)
+        def known(desk: SqliteAlarmDesk) -> AlarmEnd:
+            self._ledger.refuse_doubtful(desk.db)  # this would set its count ahead
+            return work(desk)
+
+        end = self._write(known)
         self._leases.gave(firing.lease, firing.nonce, wake=False)
         return end
 

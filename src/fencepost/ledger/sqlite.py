@@ -18,6 +18,7 @@ from fencepost.ledger.sqlite_books import SqliteBooks
 from fencepost.ledger.sqlite_rows import job_of
 from fencepost.ledger.sqlite_schema import is_ready, migrate
 from fencepost.ledger.sqlite_testimony import UNTOLD, Testimony, untold
+from fencepost.ledger.sqlite_touches import Touches
 from fencepost.model.lease import DRIFT, MARGIN
 from fencepost.model.named import NamedTuple
 from fencepost.model.policy import OnLoss, Overlap
@@ -73,6 +74,7 @@ class SqliteLedger:
             able.durable, able.shared, transactional=able.durable, settles=self._settles
         )
         self.testimony = Testimony(world, leases.file)
+        self.touches = Touches()
         self._idle: list[SqliteFile] = []  # connections that no transaction uses right now
         self._planner: SqlitePlanner | None = None
 
@@ -288,16 +290,19 @@ class SqliteLedger:
 
         def prepared(db: Connection) -> T | RunLost:
             nonlocal line, token, counted
-            if db is not self.ready:
-                self._prepare(db)
-            before = db.total_changes
-            result = work(db)
-            commit = None if vouch is None or isinstance(result, RunLost) else vouch(result)
-            if commit is None and db.total_changes != before:
-                counted = self.testimony.count(db)
-            elif commit is not None and commit is not UNTOLD:
-                line, token = commit_line(commit), commit.token
-            return result
+            try:
+                if self.touches.begin(db) or not self._is_heard(db):
+                    self._prepare(db)
+                before = db.total_changes
+                result = work(db)
+                commit = None if vouch is None or isinstance(result, RunLost) else vouch(result)
+                if commit is None and db.total_changes != before:
+                    counted = self.testimony.count(db)
+                elif commit is not None and commit is not UNTOLD:
+                    line, token = commit_line(commit), commit.token
+                return result
+            finally:
+                self.touches.end()
 
         def committed() -> None:
             nonlocal told
@@ -333,14 +338,25 @@ class SqliteLedger:
 
     def _prepare(self, db: Connection) -> None:
         """Bring our tables up to date, or see that they are; inside of a write transaction."""
+        ready, self.ready = self.ready, None
         if is_ready(db):
             self.testimony.hear(db)
-            self.books.clock.lend(db)
+            if db is not ready:
+                self.books.clock.lend(db)
+                self.touches.watch(db)
             self.ready = db
         else:
             # Not to be relied on before it is committed, which is for the next verb to see.
             migrate(db, at=self._world.clocks.wall())
             self.testimony.hear(db)
+
+    def _is_heard(self, db: Connection) -> bool:
+        """Say whether the witness was asked about this file, and nobody wrote over it since."""
+        return db is self.ready and self.testimony.knows(self._file.place)
+
+    def _is_usual(self, db: Connection) -> bool:
+        """Say whether nobody need look at the file before one statement writes to it."""
+        return self._is_heard(db) and not self.touches.compiled
 
     def _claim(self, want: Want) -> Claimed:
         settles = self._settles > 0.0 and want.policy.on_loss is not OnLoss.FAIL
@@ -363,8 +379,8 @@ class SqliteLedger:
 
         def work(db: Connection) -> Claimed | None:
             nonlocal told
-            if db is not self.ready or self.testimony.doubtful:
-                return None  # a connection whose tables nobody has looked at yet, or a copy
+            if not self._is_usual(db) or self.testimony.doubtful:
+                return None  # a file that nobody has looked at yet, or a copy
             claimed = self.books.claim_free(db, want)
             if claimed is not None and claimed.run is not None:
                 run = claimed.run
@@ -423,8 +439,8 @@ class SqliteLedger:
 
         def work(db: Connection) -> RunRecord | None:
             nonlocal told
-            if db is not self.ready:
-                return None  # a connection whose tables nobody has looked at yet
+            if not self._is_usual(db):
+                return None  # a file that nobody has looked at yet
             run = self.books.finish_for_good(db, attempt, settled, report)
             if run is not None:
                 told = self.testimony.tell_run(self._namespace, run)

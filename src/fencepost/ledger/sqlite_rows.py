@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fencepost.ledger.sqlite_clock import CLAIM_AT, CLAIM_TOKEN
 from fencepost.ledger.sqlite_schema import LIVE
+from fencepost.ledger.sqlite_touches import UNTOUCHED
 from fencepost.model.definition import JobRecord
 from fencepost.model.item import ItemRecord, ItemState
 from fencepost.model.lease import Holder
@@ -35,7 +36,8 @@ _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 # other run of the lock can end after the time that is recorded.
 CLAIM_FREE = f"""
 INSERT INTO fencepost_claim
-VALUES ({"?, " * 6}{CLAIM_TOKEN}(), {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""
+VALUES ({"?, " * 6}iif({UNTOUCHED}(), {CLAIM_TOKEN}(), NULL),
+        {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""
 
 # The usual end of an attempt, likewise: a trigger releases the lease. No request to cancel changes
 # an end that is final.
@@ -43,7 +45,7 @@ _END = f"""
 UPDATE fencepost_run
    SET state = ?, reason = ?, not_before = 0.0, ended_at = ?, beat_at = ?, result = ?, error = ?,
        done = coalesce(?, done), total = coalesce(?, total)
- WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ?"""
+ WHERE {_KEY} AND state = 'running' AND token = ? AND nonce = ? AND {UNTOUCHED}()"""
 
 FINISH = f"{_END}\nRETURNING cancel_at, streak, strikes, checkpoint, done, total, saves"
 

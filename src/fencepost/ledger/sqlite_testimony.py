@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fencepost.model.run import RunRecord
     from fencepost.model.witnessed import Cell
     from fencepost.world.api import World
-    from fencepost.world.sqlite import SqliteFile
+    from fencepost.world.sqlite import Place, SqliteFile
 
 CREATE_LIFE = """
 CREATE TABLE IF NOT EXISTS fencepost_life (
@@ -97,10 +97,10 @@ class Testimony:
         self._cells = None if in_memory else Cells(file.path + "-live")
         self._incarnation = self._head = ""  # of the ledger that was believed last
         self._doubt = ""
-        self._place: tuple[int, int] | None = None  # of the file that was compared last
+        self._place: Place | None = None  # of the file that was compared last
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
-        self._read: list[str] = []  # cells of others of which this file has all
+        self._read: dict[str, str] = {}  # cells of others of which this file has all
         self._turn = world.mutex()
         _testimonies.add(self)
 
@@ -110,8 +110,13 @@ class Testimony:
         return bool(self._doubt)
 
     def hear(self, db: Connection) -> None:
-        """Compare the file with what was seen of it. Asked once for each connection."""
+        """Compare the file with what was seen of it, inside of a write transaction.
+
+        Asked for each connection, and whenever somebody may have put a copy into the file.
+        """
+        place = self._file.place
         if self._witness is None or self._cells is None:
+            self._place = place
             return
         found = self._seen_in(db)
         (any_run,) = db.execute(_ANY_RUN).fetchone()
@@ -121,19 +126,19 @@ class Testimony:
             seen = Seen(cells[0].incarnation, 0)
         why = doubt(seen, found, empty=not any_run) or self._lacks(db, cells, found.incarnation)
         with self._turn:
-            self._place, self._doubt = self._file.place, why
+            self._place, self._doubt = place, why
             if why:
                 return
             self._identify(found.incarnation)
             if self._cells.own not in texts:  # an operator has removed it, or there is none yet
                 self._forget()
-            self._read = list(texts)
+            self._read = texts
             if seen is not None and seen.incarnation != found.incarnation:
                 # Begun anew: from here on it is this one, and the next who looks must know.
                 self._take(found)
 
-    def knows(self, place: tuple[int, int]) -> bool:
-        """Whether the file with this device and inode is the one that was compared last."""
+    def knows(self, place: Place) -> bool:
+        """Whether this is the file that was compared last, and nobody has written over it."""
         return place == self._place
 
     def refuse_doubtful(self, db: Connection) -> None:
@@ -270,6 +275,10 @@ class Testimony:
         """Write our own cell."""
         if self._cells is None or self._doubt:
             return
+        if self._cells.removed():  # an operator has spoken, and perhaps of another file
+            self._forget()
+            self._place = None
+            return
         synced = self._synced
         text = f"{self._head}{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}"
         if self._cells.write(text):
@@ -285,15 +294,16 @@ class Testimony:
         """Believe this file, and nothing that was told of another."""
         assert self._witness is not None, "who believes has a witness"
         assert self._cells is not None, "and cells"
-        self._synced_token = self._told_token = found.token
         self._witness.tell(found)
         self._cells.remove(self._cells.read(), dead=False)
         self._forget()
+        self._synced_token = self._told_token = found.token
 
     def _forget(self) -> None:
         """Begin another cell: what we have told so far was about another file."""
         assert self._cells is not None, "who forgets had cells"
         self._last = self._synced = (*NOTHING[:3], self._last[3] + 1)
+        self._synced_token = self._told_token = 0
         self._cells.close()
 
 

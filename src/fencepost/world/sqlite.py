@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 35, 0)
 PATIENCE = 5.0
-# The device and inode of a file that is not there.
-_NO_FILE = (0, 0)
+# A file as it was found: its device and inode, and when somebody last wrote to it. While there is
+# a log those are checkpoints, and whoever copies something over it.
+Place = tuple[int, int, int]
+_NO_FILE: Place = (0, 0, 0)
 
 # Connections that a fork carried into this process although nobody announced it to Python. Using
 # them would corrupt the file, and even closing them runs SQLite code on locks that belong to the
@@ -48,23 +50,23 @@ class SqliteFile:
         self._turn = world.mutex()
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
-        self._inode = _NO_FILE  # which file it was when it was opened
+        self._place = _NO_FILE  # which file it is, as it was looked at last
         self.generation = 0  # and how many files there have been under this name
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
 
     @property
-    def place(self) -> tuple[int, int]:
-        """The device and inode of the file that was opened last."""
-        return self._inode
+    def place(self) -> Place:
+        """The file that was opened last, as it was looked at last."""
+        return self._place
 
-    def found(self) -> tuple[int, int]:
-        """Return the device and inode of the file that is there now."""
+    def found(self) -> Place:
+        """Return which file is there now."""
         try:
             status = os.stat(self.path)
         except OSError:
             return _NO_FILE
-        return status.st_dev, status.st_ino
+        return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def read(self, work: Callable[[sqlite3.Connection], T], *, patience: float = PATIENCE) -> T:
         """Run ``work`` outside of any transaction: for a single statement that reads."""
@@ -229,21 +231,19 @@ class SqliteFile:
             raise
         if found == _NO_FILE:
             found = self.found()
-        if found != self._inode:
-            self._inode, self.generation = found, self.generation + 1
-        self._connection = connection
+        if found[:2] != self._place[:2]:
+            self.generation += 1
+        self._place, self._connection = found, connection
         return connection
 
     def follow(self) -> None:
         """Let go of a file that somebody has replaced: the next use opens what is there now."""
         if self._connection is None:
             return
-        try:
-            found = os.stat(self.path)
-            same = (found.st_dev, found.st_ino) == self._inode
-        except OSError:
-            same = self._inode == _NO_FILE
-        if not same:
+        found = self.found()
+        if found[:2] == self._place[:2]:
+            self._place = found
+        else:
             self.close()
             self.generation += 1
 

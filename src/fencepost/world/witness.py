@@ -17,7 +17,6 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 fcntl: Any
@@ -100,10 +99,7 @@ class Cells:
         data = text.encode()
         data += _END + crc32(data).to_bytes(4)
         try:
-            if monotonic() < self._look_at:
-                os.pwrite(self._fd, data, 0)
-                return False
-            new = self._lacks()
+            new = self._fd < 0 and monotonic() >= self._look_at
             if new:
                 self._make()
             os.pwrite(self._fd, data, 0)
@@ -120,11 +116,18 @@ class Cells:
         found = {name: self._read(name) for name in names}
         return {name: text for name, text in found.items() if text is not None}
 
-    def remove(self, names: Iterable[str], *, dead: bool) -> None:
-        """Remove cells; if they must be ``dead``, only those of processes that are gone."""
-        for name in names:
+    def removed(self) -> bool:
+        """Say whether somebody has removed our own cell; looked at once in a while."""
+        if self._fd < 0 or monotonic() < self._look_at:
+            return False
+        self._look_at = monotonic() + _TRUSTED
+        return not os.fstat(self._fd).st_nlink
+
+    def remove(self, read: dict[str, str], *, dead: bool) -> None:
+        """Remove cells; if ``dead``, only of processes that are gone and told nothing since."""
+        for name, text in read.items():
             if name != self.own or not dead:
-                self._remove(os.path.join(self._folder, name), dead=dead)
+                self._remove(name, text if dead else None)
 
     def close(self) -> None:
         """Let go of our own cell: it stays, and the next write begins another.
@@ -135,14 +138,8 @@ class Cells:
             os.close(self._fd)
         self._fd, self.own, self._look_at = -1, "", 0.0
 
-    def _lacks(self) -> bool:
-        """Say whether our own cell is to be made: there is none yet, or it was removed."""
-        if not (self._fd >= 0 and os.fstat(self._fd).st_nlink):
-            self.close()
-        self._look_at = monotonic() + _TRUSTED
-        return self._fd < 0
-
     def _make(self) -> None:
+        self._look_at = monotonic() + _TRUSTED
         os.makedirs(self._folder, exist_ok=True)
         name = os.urandom(8).hex() + _SUFFIX
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -161,15 +158,17 @@ class Cells:
                 return data.decode(errors="replace")
         return None
 
-    def _remove(self, path: str, *, dead: bool) -> None:
+    def _remove(self, name: str, told: str | None) -> None:
+        path = os.path.join(self._folder, name)
         try:
-            if not dead:
+            if told is None:
                 os.unlink(path)
             elif fcntl is not None:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                    os.unlink(path)
+                    if self._read(name) == told:
+                        os.unlink(path)
                 finally:
                     os.close(fd)
         except OSError:
