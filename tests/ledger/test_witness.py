@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ledgerlab import DONE, StillClocks, claimed, opened
+from ledgerlab import DONE, StillClocks, claimed, opened, run_through
 
 from fencepost import Fencepost
 from fencepost.errors import LedgerDoubtful
+from fencepost.ledger.planning import Instance
+from fencepost.model.definition import Definition
 from fencepost.model.item import ItemState
 from fencepost.model.policy import OnLoss, Policy
+from fencepost.model.schedule import Every, spec_of
 from fencepost.model.slot import RunKey
 from fencepost.model.witnessed import Cell, Commit, Found, Told, cell_from, commit_line, has
 from fencepost.world.flow import finish
@@ -197,6 +200,34 @@ def test_a_lock_that_was_taken_on_the_copy_first_hides_nothing(tmp_path: Path) -
         pass
     assert is_refused(tmp_path)
     fp.close()
+
+
+@pytest.mark.parametrize("rerun", [0, 1_700_000_000])
+def test_a_repeat_of_a_slot_that_was_forgotten_is_missed(tmp_path: Path, rerun: int) -> None:
+    """Else what an operator had repeated on purpose would be repeated once more."""
+    ledger = opened(tmp_path / "ledger.db")
+    job = Definition("job", spec_of(Every(60)), template="job")
+    finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [job]))
+    run_through(ledger, RunKey("other", 60), "o")  # the line tells of a token once a second
+    run_through(ledger, RunKey("other", 120), "p")
+    backed_up(tmp_path)
+    run_through(ledger, RunKey("job", 60, rerun=rerun), "a")
+    moved(tmp_path, "ledger.db", "aside.db")
+    shutil.copyfile(tmp_path / "copy.db", tmp_path / "ledger.db")
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as db, db:
+        db.execute("UPDATE fencepost_job SET pruned = 600")  # as retention does
+    assert is_refused(tmp_path) == (rerun > 0)
+
+
+def test_a_process_that_is_behind_leaves_the_line_of_one_that_is_ahead(tmp_path: Path) -> None:
+    ahead, behind = Witness(str(tmp_path)), Witness(str(tmp_path))
+    ahead.tell(Seen("life", 7))
+    behind.tell(Seen("life", 5))
+    assert ahead.asked() == ("life", 7)
+    behind.tell(Seen("anew", 5))
+    assert ahead.asked() == ("anew", 5)
+    ahead.tell(Seen("anew", 4), anew=True)  # by an operator's word
+    assert ahead.asked() == ("anew", 4)
 
 
 # A machine that starts anew.

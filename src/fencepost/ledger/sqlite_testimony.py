@@ -260,9 +260,11 @@ class Testimony:
         if run is not None and (commit.item is None or item is not None):
             return Found(run, item)
         job = db.execute(_FIND_PRUNED, (space, key.job)).fetchone()
-        if job is not None and not key.manual:
-            return Found(run, item, forgotten=key.slot <= job[0])
-        # How far retention came is on record by slot: of any other run only its age tells.
+        old = job is not None and key.slot <= job[0]
+        if job is not None and not key.manual and not (old and key.rerun):
+            return Found(run, item, forgotten=old)
+        # How far retention came is on record by slot. Of a run that repeats a slot which was
+        # forgotten, or that has none of its own, only its age tells.
         return Found(
             run, item, forgotten=commit.token / 1e6 < self._world.clocks.wall() - KEPT_FOR + _DAY
         )
@@ -294,7 +296,7 @@ class Testimony:
         """Believe this file, and nothing that was told of another."""
         assert self._witness is not None, "who believes has a witness"
         assert self._cells is not None, "and cells"
-        self._witness.tell(found)
+        self._witness.tell(found, anew=True)
         self._cells.remove(self._cells.read(), dead=False)
         self._forget()
         self._synced_token = self._told_token = found.token

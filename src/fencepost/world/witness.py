@@ -61,8 +61,14 @@ class Witness:
             return None  # torn, or somebody else's: as good as none
         return Seen(words[0].decode(errors="replace"), int(words[1]))
 
-    def tell(self, seen: Seen) -> None:
-        """Have it remembered. In one write, so that no reader sees half of it."""
+    def tell(self, seen: Seen, *, anew: bool = False) -> None:
+        """Have it remembered, unless another process has told of a higher token.
+
+        In one write, so that no reader sees half of it.
+        """
+        known = None if anew else self.asked()
+        if known is not None and known.incarnation == seen.incarnation and known.token > seen.token:
+            return
         line = f"{seen.incarnation} {seen.token}\n".encode().ljust(_WIDTH)
         try:
             os.pwrite(self._opened(), line, 0)
