@@ -25,7 +25,7 @@ from fencepost.ledger.memory import MemoryLedger
 from fencepost.ledger.planning import Instance, Ticked
 from fencepost.model.definition import Definition
 from fencepost.model.ending import Settled
-from fencepost.model.rules import text_of
+from fencepost.model.rules import CatchUp, Rules, text_of
 from fencepost.model.run import State
 from fencepost.model.schedule import Every, spec_of
 from fencepost.stores.memory import MemoryStore
@@ -138,3 +138,17 @@ def test_a_run_whose_second_attempt_had_another_lock_broke_nothing() -> None:
         announce(Definition("bills"), Definition("bills"), Definition("old", template="mail")),
         ("tick", 2, [(1, Settled(State.SUCCEEDED))], True, False, None, 1, ()),
     )
+
+
+def test_a_name_that_is_taken_up_again_has_its_own_slots_on_record() -> None:
+    """What the other name owed of that time is neither recorded nor run under this one."""
+    patient = Definition("old", spec_of(Every(120)), text_of(Rules(CatchUp.ALL, live_first=True)))
+    for spec in ("", spec_of(Every(240)), spec_of(Every(120))):
+        assert not broken_by(
+            announce(*MINUTELY[:1], Definition("mail", spec_of(Every(60))), patient),
+            ("pass", 700.0),
+            ("retire", "mail"),
+            *[tick()] * 4,
+            ("store", [Definition("mail", spec, aliases=("old",))]),
+            *[tick()] * 8,
+        )

@@ -217,9 +217,10 @@ def _owed_lanes(office: Office, name: str) -> list[Lane]:
     return [lane for lane in office.lanes(name) if lane.trigger == OWED]
 
 
-def _owe(office: Office, name: str, kept: Sequence[edits.Stretch]) -> None:
+def _owe(office: Office, name: str, kept: Sequence[edits.Stretch], *, since: int = 0) -> None:
     """Have slots made up that stay due, though the schedule in force has others among them."""
-    for schedule, first, last in kept:
+    for schedule, start, last in kept:
+        first = max(start, since)
         lane = Lane(0, name, first, last + 1, first, trigger=OWED, spec=schedule.spec)
         office.put_lane(lane._replace(created_at=office.now))
 
@@ -306,7 +307,7 @@ def _begin_job(
         if old is not None and _goes_on(old):
             if old.paused:
                 founded = founded._replace(paused=old.paused, paused_until=old.paused_until)
-            gone_on.append(_renamed(office, old, founded, notes))
+            gone_on.append(_renamed(office, old, founded, notes, since=before.watermark + 1))
             _end_waiting(office, alias, State.SKIPPED, "renamed")
             office.put_job(old._replace(retired=f"renamed to {definition.job}", next_due=None))
             notes.append(Note("renamed", definition.job, about=(("was", alias),)))
@@ -316,18 +317,25 @@ def _begin_job(
     since = before.watermark + 1
     passed = [span._replace(first=max(span.first, since)) for span in done.passed]
     _passed_between(office, definition.job, [one for one in passed if one.last >= since], notes)
-    _owe(office, definition.job, done.kept)
+    _owe(office, definition.job, [one for one in done.kept if one.last >= since], since=since)
     office.put_job(_going_on(office, founded._replace(stored=stored), done, notes))
 
 
-def _renamed(office: Office, old: JobRecord, founded: JobRecord, notes: list[Note]) -> edits.Edit:
-    """Decide where a job stands that takes the place of one with another name."""
+def _renamed(
+    office: Office, old: JobRecord, founded: JobRecord, notes: list[Note], *, since: int
+) -> edits.Edit:
+    """Decide where a job stands that takes the place of one with another name.
+
+    What is owed goes along, but for slots before ``since``: the new name has those on record.
+    """
     for lane in _owed_lanes(office, old.job):
-        if old.spec != founded.spec:
-            _owe_both(office, lane, founded, notes)
-        else:  # what is left of an earlier edit goes along, and what is owed
-            office.put_lane(lane._replace(ended_at=office.now, stopped="renamed"))
-            office.put_lane(lane._replace(number=0, job=founded.job, created_at=office.now))
+        left = lane._replace(start=max(lane.start, since), cursor=max(lane.cursor, since))
+        if left.start < left.until and old.spec != founded.spec:
+            _owe_both(office, left, founded, notes)
+            continue
+        office.put_lane(lane._replace(ended_at=office.now, stopped="renamed"))
+        if left.start < left.until:
+            office.put_lane(left._replace(number=0, job=founded.job, created_at=office.now))
     if old.spec == founded.spec:
         return edits.Edit(old.watermark, old.owed)
     agenda = old.agenda._replace(job=founded.job)
