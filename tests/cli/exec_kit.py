@@ -110,7 +110,7 @@ class Tree:
         (self.guardian,) = children(self.sentinel)
         # Daemons become the guardian's children, too, and are in sessions of their own.
         below = children(self.guardian)
-        (self.command,) = [pid for pid in below if int(stat(pid)[3]) == self.sentinel]
+        (self.command,) = [pid for pid in below if session(pid) == self.sentinel]
 
     def kill(self, *roles: str) -> float:
         """Kill the processes that have these roles, and return when."""
@@ -186,6 +186,13 @@ def children(pid: int) -> list[int]:
                 if int(stat(int(entry))[1]) == pid:
                     found.append(int(entry))
     return found
+
+
+def session(pid: int) -> int:
+    try:
+        return int(stat(pid)[3])
+    except (FileNotFoundError, ProcessLookupError):  # daemons come and go
+        return 0
 
 
 def stat(pid: int) -> list[str]:

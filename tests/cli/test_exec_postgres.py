@@ -152,7 +152,7 @@ class Cut:
         wait_for(self._stands_still, "the command to stand still")
 
     def _stands_still(self) -> bool:
-        return stat(self.tree.command)[0] == "T"
+        return all(stat(pid)[0] == "T" for pid in self._worker.pids().values())
 
     def ends(self) -> str:
         """Wait until the command was killed, heal the network, and return what is said of it."""

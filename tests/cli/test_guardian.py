@@ -157,8 +157,8 @@ def test_a_stopped_wrapper_and_guardian_leave_it_to_the_sentinel(kit: Kit) -> No
     took = took_over(successor)
     assert took.alone
     assert worker.last_beat() < took.at
-    for pid in (tree.guardian, tree.wrapper):
-        os.kill(pid, signal.SIGCONT)
+    assert not lives(tree.guardian)  # for the sentinel to adopt what it had adopted
+    os.kill(tree.wrapper, signal.SIGCONT)
     assert tree.outcome().returncode == 137
 
 
@@ -167,8 +167,7 @@ def test_a_stopped_guardian_does_not_save_the_command_of_a_dead_wrapper(kit: Kit
     os.kill(tree.guardian, signal.SIGSTOP)
     tree.kill("wrapper")
     wait_for(lambda: worker.living() == [], "the sentinel to end the command")
-    os.kill(tree.guardian, signal.SIGCONT)
-    wait_for(lambda: not lives(tree.guardian), "the guardian to end")
+    wait_for(lambda: not lives(tree.guardian), "the sentinel to end the guardian")
 
 
 def test_a_command_within_a_command_ends_with_the_outer_one(kit: Kit) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -159,12 +160,90 @@ def test_a_command_that_the_sentinel_kills_did_not_end_by_itself(
     command = guards.start()
     os.kill(guards.guardian, signal.SIGSTOP)
     guards.until(ask=0.3, kill=0.3)
-    wait_for(lambda: state(guards.command) == "Z", "the sentinel to kill the command")
+    wait_for(lambda: state(guards.command) in ("Z", "gone"), "the sentinel to kill the command")
     if renewed == "too late":
         guards.until()
-    os.kill(guards.guardian, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # the sentinel was quicker
+            os.kill(guards.guardian, signal.SIGCONT)
     guards.gone()
     assert (command.asked, command.code) == (True, 137)
+
+
+def test_a_guardian_that_is_stopped_at_its_deadline_is_replaced(guards: Guards) -> None:
+    command = guards.start()
+    os.kill(guards.guardian, signal.SIGSTOP)
+    guards.until(ask=0.1, kill=0.1)
+    wait_for(lambda: state(guards.sentinel) == "Z", "the sentinel to have ended all")
+    assert (state(guards.command), state(guards.guardian)) == ("gone", "gone")
+    guards.gone()
+    assert (command.orphaned, command.asked, command.code) == (True, True, 137)
+
+
+def test_the_wrapper_wakes_guards_that_are_stopped_at_their_deadline(guards: Guards) -> None:
+    command = guards.start()
+    os.kill(guards.sentinel, signal.SIGSTOP)
+    os.kill(guards.guardian, signal.SIGSTOP)
+    guards.until(ask=0.1, kill=0.1)
+    guards.gone()
+    assert (command.orphaned, command.asked, command.code) == (False, True, 137)
+
+
+def test_the_wrapper_wakes_guards_that_are_stopped_when_their_command_must_stand_still(
+    guards: Guards,
+) -> None:
+    command = guards.start()
+    os.kill(guards.sentinel, signal.SIGSTOP)
+    os.kill(guards.guardian, signal.SIGSTOP)
+    guards.until(still=0.1)
+
+    def stands_still() -> bool:
+        command.listen()
+        return state(guards.command) == "T"
+
+    wait_for(stands_still, "the command to stand still")
+    guards.until(ask=0.0, kill=0.0)
+    guards.gone()
+
+
+# A sentinel past its deadline from the start, and a guardian that only says what it does. It
+# prints whether the sentinel has killed in its place.
+AT_THE_DEADLINE = """
+import os, sys, time
+from fencepost.world.clocks import SystemClocks
+from fencepost.world.sentinel import SentinelOrders, _Sentinel
+from fencepost.world.strays import Trail
+from fencepost.world.wire import tell
+now = SystemClocks().boottime
+from_guardian, to_sentinel = os.pipe()
+from_wrapper, wrapper = os.pipe()
+guardian = os.fork()
+if guardian == 0:
+    os.close(from_guardian)
+    for _ in range(20):
+        tell(to_sentinel, "acts", repr(now() + 0.05))
+        time.sleep(0.05)
+        if "stops" in sys.argv:
+            time.sleep(20)
+    tell(to_sentinel, "done")
+    os._exit(0)
+os.close(to_sentinel)
+trail = Trail(session=-1, root=os.getpid(), nonce="of-nobody", pledge="of-nobody")
+never, nobody = float("inf"), os.open(os.devnull, os.O_WRONLY)
+orders = SentinelOrders(
+    guardian, trail, None, now(), never, from_wrapper, from_guardian, nobody
+)
+print(_Sentinel(orders).stand())
+"""
+
+
+@pytest.mark.parametrize("word", ["goes on", "stops"])
+def test_a_guardian_that_kills_is_left_alone_for_as_long_as_it_says_so(word: str) -> None:
+    """What cannot be killed, such as another user's process, is waited for."""
+    began = time.monotonic()
+    words = [sys.executable, "-c", AT_THE_DEADLINE, word]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == ("True\n" if word == "stops" else "False\n")
+    assert word == "goes on" or time.monotonic() - began < 10  # not as long as it would have slept
 
 
 def test_a_command_that_ended_before_its_guardian_was_late_ended_by_itself(guards: Guards) -> None:

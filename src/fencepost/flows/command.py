@@ -7,7 +7,7 @@ after each renewal it tells the guards until when the command may run, and they 
 from __future__ import annotations
 
 from fencepost.flows.keep import renew
-from fencepost.model.command import QUICK, Until, must_end, still_at
+from fencepost.model.command import QUICK, Until, must_end, still_at, used_up_at
 from fencepost.model.lease import Phase
 from fencepost.model.named import NamedTuple
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
             """Tell the guards until when the command may run."""
 
         def listen(self) -> None:
-            """Take note of what the guards reported."""
+            """Take note of what the guards reported, and wake them if they are late."""
 
         def mop_up(self) -> None:
             """Take one step at ending what a dead guardian left behind."""
@@ -87,11 +87,14 @@ async def oversee(
         if command.orphaned:
             await world.call(command.mop_up)
             await world.sleep(_GLANCE)
-        elif await world.readable(command.report, min(hold.wakes() - now, _LONGEST_NAP)):
+        else:
+            deadlines = [at - now for at in (until.kill, until.still) if at > now]
+            nap = min(hold.wakes() - now, _LONGEST_NAP, *deadlines)
+            await world.readable(command.report, nap)
             command.listen()
     now = world.clocks.boottime()
     hold.phase(now)  # whoever was stopped for long learns of both ends at once
-    used_up = hold.ends is not None and now >= hold.ends - notice
+    used_up = hold.ends is not None and now >= used_up_at(hold.ends, notice=notice)
     stopped = command.asked or command.orphaned
     return Ended(command.code, _why(hold, command, used_up=used_up), stopped)
 
@@ -99,8 +102,6 @@ async def oversee(
 def _why(hold: Hold, command: Command, *, used_up: bool) -> str | None:
     if hold.why_lost is not None:
         return hold.why_lost
-    if command.orphaned:
-        return "its guardian was killed"
     if not command.asked:
-        return None
+        return "its guardian was killed" if command.orphaned else None
     return "max_hold is used up" if used_up else "no renewal was confirmed in time"

@@ -19,6 +19,10 @@ SHORTEST_TTL = 5.0
 QUICK = 0.3
 # How long it may take to have a command and all of its children stand still.
 _TO_STAND_STILL = 0.15
+# How long it may take to kill a command and all of its children before others may begin, also if
+# the guardian does nothing, and the sentinel has to notice that first. Where the lease is not
+# about to be renewed shorter and shorter, a fifth of the ttl is more than that.
+_TO_KILL = 0.4
 _NEVER = float("inf")
 # How many of the children that a command left behind are told of by name.
 MOST_NAMED = 10
@@ -45,11 +49,18 @@ def still_at(lean: Lean | None) -> float:
 def must_end(held: Trust, *, ends: float | None, notice: float) -> tuple[float, float]:
     """Return when a command is asked to stop and when it is killed, unless the lease is renewed.
 
-    ``ends`` is the instant at which ``max_hold`` is used up; the command hears of it ``notice``
-    seconds before.
+    ``ends`` is the instant at which ``max_hold`` is used up, and others may begin; the command
+    hears of it ``notice`` seconds before it is killed for that.
     """
     ask, kill = stop_times(held)
-    return (ask, kill) if ends is None else (min(ask, ends - notice), kill)
+    if ends is not None:
+        ask, kill = min(ask, used_up_at(ends, notice=notice)), min(kill, ends - _TO_KILL)
+    return ask, kill
+
+
+def used_up_at(ends: float, *, notice: float) -> float:
+    """Return when a command hears that ``max_hold``, which ends at ``ends``, is as good as over."""
+    return ends - _TO_KILL - notice
 
 
 def must_stop(

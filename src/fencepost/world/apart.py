@@ -91,7 +91,7 @@ def start_apart(  # noqa: PLR0913 -- one for each thing that a command inherits
             os.close(fd)
     pid = process.pid
     trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
-    return Guarded(trail, lines, still_at=still_at, bury=process.wait)
+    return Guarded(trail, lines, kill_at=until[1], still_at=still_at, bury=process.wait)
 
 
 def main(fd: int) -> NoReturn:

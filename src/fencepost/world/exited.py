@@ -46,7 +46,7 @@ def known_secrets(environment: Mapping[str, str]) -> list[str]:
 
 def why_failed(command: Guarded) -> str:
     """Return why a command that ran is no success: its code, or what killed it."""
-    if command.orphaned:
+    if command.orphaned and not command.asked:
         return "its guardian was killed"
     if command.signal:
         return f"killed by {_named(command.signal)}"

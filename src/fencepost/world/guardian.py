@@ -4,7 +4,9 @@
 ``sentinel.py``).
 This side is the wrapper's, which holds the lease. Each of them can die at any time: whoever is
 left ends the command and all of its children. The guards end them at the deadlines that they were
-last told, too, so a wrapper that is merely stopped does no harm.
+last told, too, so a wrapper that is merely stopped does no harm. The sentinel replaces a guardian
+that does nothing at a deadline, and the wrapper wakes both of them then: one of the three that can
+act is enough.
 """
 
 from __future__ import annotations
@@ -12,12 +14,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
+from functools import partial
 
 from fencepost.model.command import QUICK, children_from, shell_code
 from fencepost.model.named import NamedTuple
 from fencepost.world.clocks import SystemClocks
 from fencepost.world.guards import Orders, Posts, be_guards
+from fencepost.world.sentinel import STEPPED_IN
 from fencepost.world.strays import Trail
 from fencepost.world.wire import Inbox, tell
 
@@ -47,7 +52,13 @@ class Guarded:
     """A command under guard, as the process that holds its lease sees it."""
 
     def __init__(
-        self, trail: Trail, lines: Lines, *, still_at: float, bury: Callable[[], object]
+        self,
+        trail: Trail,
+        lines: Lines,
+        *,
+        kill_at: float,
+        still_at: float,
+        bury: Callable[[], object],
     ) -> None:
         self.report = lines.report
         self.failed = 0  # why it could not be started: an errno
@@ -60,8 +71,8 @@ class Guarded:
         self._inbox = Inbox(lines.report)
         self._to_guardian, self._to_sentinel = lines.to_guardian, lines.to_sentinel
         self._trail, self._bury = trail, bury
-        self._kill_at: float | None = None
-        self._still_at = still_at
+        self._mop_at: float | None = None
+        self._kill_at, self._still_at = kill_at, still_at
 
     @property
     def code(self) -> int:
@@ -76,7 +87,7 @@ class Guarded:
 
     def extend(self, ask_at: float, kill_at: float, still_at: float = _NEVER) -> None:
         """Tell both guards until when the command may run, and from when on it stands still."""
-        self._still_at = still_at
+        self._kill_at, self._still_at = kill_at, still_at
         for post in (self._to_guardian, self._to_sentinel):
             tell(post, "until", repr(ask_at), repr(kill_at), repr(still_at))
 
@@ -85,7 +96,10 @@ class Guarded:
         tell(self._to_guardian, "signal", int(signum))
 
     def listen(self) -> None:
-        """Take note of what the guardian has reported, and of its death."""
+        """Take note of what the guardian has reported, and of its death.
+
+        From a deadline on the guards are woken, should somebody have stopped them.
+        """
         for word, *values in self._inbox.lines():
             if word == "guardian":
                 self._guardian = int(values[0])
@@ -101,6 +115,8 @@ class Guarded:
                 self.gone = True
         if self._inbox.closed and not self.gone:
             self.orphaned = True
+        elif not self.gone and SystemClocks().boottime() >= min(self._kill_at, self._still_at):
+            self._wake_guards()
 
     def mop_up(self) -> None:
         """Do what a dead guardian no longer can, one step at a time, until all is ``gone``.
@@ -112,16 +128,42 @@ class Guarded:
         now = SystemClocks().boottime()
         spare = (os.getpid(), self._guardian, self._sentinel)
         sentinel_lives = tell(self._to_sentinel)
-        if self._kill_at is None:
-            self._kill_at = now + QUICK
-            if sentinel_lives:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.kill(self._sentinel, signal.SIGCONT)  # should somebody have stopped it
-            elif now < self._still_at:
+        if sentinel_lives:
+            self._wake_sentinel()
+        if self._mop_at is None:
+            self._mop_at = now + QUICK
+            if not sentinel_lives and now < self._still_at:
                 self._trail.strike(signal.SIGTERM, spare=spare)
-        if now >= min(self._kill_at, self._still_at):
+        if now >= min(self._mop_at, self._still_at):
             self._trail.strike(signal.SIGKILL, spare=spare)
         self.gone = not sentinel_lives and not self._trail.find(spare=spare)
+        self.asked = self.asked or (self.gone and self._sentinel_stepped_in())
+
+    def _wake_guards(self) -> None:
+        self._wake_sentinel()
+        if not self._guardian:
+            return
+        with contextlib.suppress(OSError):  # it has just ended
+            handle = os.pidfd_open(self._guardian)
+            try:
+                poll = select.poll()
+                poll.register(self.report, 0)
+                if not poll.poll(0):  # only the guardian has the other end: this is its number
+                    signal.pidfd_send_signal(handle, signal.SIGCONT)
+            finally:
+                os.close(handle)
+
+    def _wake_sentinel(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(self._sentinel, signal.SIGCONT)  # should somebody have stopped it
+
+    def _sentinel_stepped_in(self) -> bool:
+        """Say whether the sentinel, which is leaving, has killed at a deadline."""
+        try:
+            left = os.waitid(os.P_PID, self._sentinel, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # somebody else in this process has reaped it
+            return False
+        return left is not None and (left.si_code, left.si_status) == (os.CLD_EXITED, STEPPED_IN)
 
     def close(self) -> None:
         """Close the pipes and bury the sentinel, which buries the guardian."""
@@ -240,7 +282,8 @@ def start(  # noqa: PLR0913 -- one for each thing that a command inherits
         if lifeline is not None:
             os.close(lifeline)
     trail = Trail(session=pid, root=pid, nonce=nonce, pledge=lines.pledge_name)
-    return Guarded(trail, lines, still_at=still_at, bury=lambda: os.waitpid(pid, 0))
+    bury = partial(os.waitpid, pid, 0)
+    return Guarded(trail, lines, kill_at=until[1], still_at=still_at, bury=bury)
 
 
 def encoded(

@@ -26,7 +26,7 @@ from fencepost.world.sentinel import SentinelOrders, be_called, be_sentinel, let
 from fencepost.world.strays import (
     Trail,
     adopt_orphans,
-    kill_newest_children,
+    kill_children,
     reap_children,
     strike_group,
 )
@@ -109,6 +109,7 @@ def be_guards(orders: Orders, posts: Posts) -> NoReturn:
         adopt_orphans()
         from_guardian, to_sentinel = os.pipe()
         from_sentinel, to_guardian = os.pipe()
+        os.set_blocking(to_sentinel, False)  # a sentinel that is stopped reads nothing
         guardian = _fork()
         if guardian == 0:
             _be_guardian(orders, posts, session, Inbox(from_sentinel), to_sentinel)
@@ -260,7 +261,10 @@ class _Guardian:
             self._strike(signal.SIGTERM)
         if self._ended or now >= kill_at:
             # What cannot be killed, such as another user's process, is waited for.
-            return min(max(_GLANCE, (now - kill_at) / 10), _LONGEST_NAP)
+            nap = min(max(_GLANCE, (now - kill_at) / 10), _LONGEST_NAP)
+            if self._killed:
+                tell(self._to_sentinel, "acts", repr(_boottime() + nap))
+            return nap
         until = min(kill_at, self._still_at)
         if not self._asked:
             until = min(ask_at, until)
@@ -283,16 +287,18 @@ class _Guardian:
     def _strike(self, signum: int) -> None:
         self._struck = True
         for _ in range(_ROUNDS):
+            if signum == signal.SIGKILL:  # a guardian that does not say so is replaced
+                tell(self._to_sentinel, "acts", repr(_boottime()))
             group = 0 if self._ended else self._command
             if group:
                 strike_group(group, signum)
             found = self._trail.strike(signum, spare=self._spare, told=group)
             if signum in (signal.SIGTERM, signal.SIGKILL):
                 self._tell_of(found, "stopped")
-            self._reap()
-            if signum != signal.SIGKILL or not (self._children or found):
+            left = self._reap()
+            if signum != signal.SIGKILL or not (left or found):
                 return
-            self._tell_of(kill_newest_children(), "stopped")
+            self._tell_of(kill_children(self._reap), "stopped")
 
     def _tell_of(self, found: list[Stray], fate: str) -> None:
         """Tell the wrapper which children were stopped, or left.
@@ -312,8 +318,8 @@ class _Guardian:
         words = [f"{pid}:{name.encode().hex()}" for pid, name in self._named.items()]
         tell(self._report, self._fate, len(words), *words[:MOST_NAMED])
 
-    def _reap(self) -> None:
-        """Reap the command, and the orphans that became our children."""
+    def _reap(self) -> bool:
+        """Reap the command, and the orphans that became our children; say if others are left."""
         statuses, self._children = reap_children()
         if self._command in statuses and not self._ended:
             self._ended = True
@@ -325,6 +331,7 @@ class _Guardian:
             if killed:  # without having been asked, if it stood still or we were late
                 tell(self._report, "asked")
             tell(self._report, "ended", code)
+        return self._children
 
     def _sentinel_killed(self) -> bool:
         """Say whether the sentinel has killed the command, as it does if we are late."""

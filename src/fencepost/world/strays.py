@@ -20,11 +20,12 @@ from fencepost.model.named import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 _MOST_PIDS = 1 << 22
 _NEWEST = 32
+_LOOKS = 100  # in a row, for children that are there for a moment
 
 
 class Stray(NamedTuple):
@@ -132,12 +133,41 @@ def strike_group(group: int, signum: int, *, wake: bool = True) -> None:
         return  # nobody there, or only such as changed their user: those are beyond our reach
 
 
-def kill_newest_children() -> list[Stray]:
-    """Kill the newest children of this process as soon as they are seen, and return them.
+def kill_children(reap: Callable[[], bool]) -> list[Stray]:
+    """Kill the children of this process as soon as they are seen, and return them.
+
+    ``reap`` reaps those that have ended, and says whether any are left.
 
     Each process of a chain that keeps forking lives for a moment only, too short for a look at the
     whole machine. A child has its number until its parent reaps it: none is killed for another.
     """
+    killed: list[Stray] = []
+    for _ in range(_LOOKS):
+        children = _children()
+        if children is None:
+            return killed + _kill_among_newest()
+        for pid in children:
+            try:
+                os.kill(pid, signal.SIGKILL)  # first of all: it may be gone in a moment
+                killed.append(_as_stray(_seen(pid), descends=True))
+            except OSError:  # it belongs to another user
+                continue
+        if not reap():
+            break
+    return killed
+
+
+def _children() -> list[int] | None:
+    """Return the children of this process, which has one thread; None if the kernel has no list."""
+    ours = os.getpid()
+    try:
+        with open(f"/proc/{ours}/task/{ours}/children", "rb") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        return None
+
+
+def _kill_among_newest() -> list[Stray]:
     ours = os.getpid()
     try:
         with open("/proc/loadavg", "rb") as file:
