@@ -89,7 +89,7 @@ class SqliteTransaction(Transaction):
         course.check()
         # Whoever cannot begin before its lease must be doubted does not begin at all.
         patience = max(0.1, course.hold.trust.until - self._world.clocks.boottime())
-        if not self._testimony.knows(self._leases.file.found()):
+        if self._testimony.place != self._leases.file.found():
             # A process of its own for this body, or a file in place of another: the ledger looks.
             self._ledger.written(_nothing, False, patience, untold)  # noqa: FBT003 -- a door takes arguments by position
         file = self._spare()
@@ -97,7 +97,7 @@ class SqliteTransaction(Transaction):
         try:
             self._connection, self._file = file.begin(patience=patience), file
             _open.add(self)
-            known = self._testimony.knows(file.place)
+            known = self._testimony.place == file.place
             self._known = known and count_of(self._connection) == self._ledger.touches.count
             self._guard()
             self._joins(pinned=self._world.clocks.boottime())

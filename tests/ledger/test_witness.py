@@ -30,7 +30,7 @@ from fencepost.model.schedule import Every, spec_of
 from fencepost.model.slot import RunKey
 from fencepost.model.witnessed import Cell, Commit, Found, Told, cell_from, commit_line, has
 from fencepost.world.flow import finish
-from fencepost.world.witness import Cells, Seen, Witness
+from fencepost.world.witness import Cells, Seen, Witness, Wrote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -339,16 +339,16 @@ def test_a_child_of_a_fork_has_a_cell_of_its_own(tmp_path: Path) -> None:
 def test_a_cell_that_is_removed_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "ledger.db-live"
     own = Cells(str(folder))
-    assert own.write("one")
+    assert own.write("one") is Wrote.NEW
     (name,) = own.read()
     own.remove(own.read(), dead=True)
     assert own.read() == {name: "one"}  # for its process lives
     (folder / name).unlink()
-    assert not own.removed()
+    assert own.write("one") is Wrote.SAME
     own._look_at = 0.0  # a second later
-    assert own.removed()
+    assert own.write("one") is Wrote.REMOVED
     own.close()
-    assert own.write("two")
+    assert own.write("two") is Wrote.NEW
     assert list(own.read().values()) == ["two"]
     own.close()
 

@@ -127,7 +127,7 @@ async def _counted(doors: Doors, course: Course, ending: Ending) -> Ending:
 
     It is kept with the run: whoever goes on from there may be another process.
     """
-    if (ending.state, ending.reason) != (State.PENDING, STORE_FAULT):
+    if ending.reason != STORE_FAULT or ending.state is not State.PENDING:
         return ending
     world, ledger, key = doors.world, doors.ledger, course.attempt.key
     token, checkpoint = course.attempt.token, course.checkpoint

@@ -191,7 +191,8 @@ class Course:
         Where nobody can tell, the run is not lost by that: the next one who asks may learn more.
         """
         hold = self.hold
-        why = self._why_not_elsewhere() or hold.why_not_ours(self._boottime)
+        why = None if self.gate is None else self._why_not_elsewhere(self.gate)
+        why = why or hold.why_not_ours(self._boottime)
         if why is None:
             return
         reason = hold.why_lost or ("the attempt has ended" if hold.released else why)
@@ -200,11 +201,8 @@ class Course:
             self._doubt = ref(error)
         raise error
 
-    def _why_not_elsewhere(self) -> str | None:
-        """Say why its lease elsewhere cannot be trusted, if it has one; who loses it is lost."""
-        gate = self.gate
-        if gate is None:
-            return None
+    def _why_not_elsewhere(self, gate: Hold) -> str | None:
+        """Say why its lease elsewhere cannot be trusted; a run that loses it is lost."""
         gate.patience = self.hold.patience
         why = gate.why_not_ours(self._boottime)
         if why is None:
@@ -216,6 +214,8 @@ class Course:
     @property
     def unsure(self) -> bool:
         """Whether nobody can tell just now if the run is still ours."""
+        if self.hold.lean is None and self.gate is None:
+            return False
         now = self._boottime()
         holds = (self.hold,) if self.gate is None else (self.hold, self.gate)
         return any(hold.phase(now) is Phase.UNPROVEN for hold in holds)

@@ -291,7 +291,8 @@ class SqliteLedger:
         def prepared(db: Connection) -> T | RunLost:
             nonlocal line, token, counted
             try:
-                if self.touches.begin(db) or not self._is_heard(db):
+                moved = self.touches.begin(db) or self.testimony.place != self._file.place
+                if moved or db is not self.ready:
                     self._prepare(db)
                 before = db.total_changes
                 result = work(db)
@@ -342,7 +343,7 @@ class SqliteLedger:
         if is_ready(db):
             self.testimony.hear(db)
             if db is not ready:
-                self.books.clock.lend(db)
+                self.books.clock.lend(db, self.touches)
                 self.touches.watch(db)
             self.ready = db
         else:
@@ -350,13 +351,19 @@ class SqliteLedger:
             migrate(db, at=self._world.clocks.wall())
             self.testimony.hear(db)
 
-    def _is_heard(self, db: Connection) -> bool:
-        """Say whether the witness was asked about this file, and nobody wrote over it since."""
-        return db is self.ready and self.testimony.knows(self._file.place)
+    def _follow(self) -> None:
+        """Look at the file; where somebody has written to it beside us, compare it first.
+
+        Mostly that was a checkpoint of the log: then one statement does what is to be done.
+        """
+        self._file.follow()
+        if self.ready is not None and self.testimony.place != self._file.place:
+            self.written(lambda _: None, False, vouch=untold)  # noqa: FBT003 -- as above
 
     def _is_usual(self, db: Connection) -> bool:
         """Say whether nobody need look at the file before one statement writes to it."""
-        return self._is_heard(db) and not self.touches.compiled
+        heard = db is self.ready and self.testimony.place == self._file.place
+        return heard and not self.touches.compiled
 
     def _claim(self, want: Want) -> Claimed:
         settles = self._settles > 0.0 and want.policy.on_loss is not OnLoss.FAIL
@@ -387,7 +394,7 @@ class SqliteLedger:
                 told = self.testimony.tell_run(self._namespace, run)
             return claimed
 
-        self._file.follow()
+        self._follow()
         claimed = self._file.write_one(work, durable=durable)
         if durable and told is not None:
             self.testimony.synced(told)
@@ -446,7 +453,7 @@ class SqliteLedger:
                 told = self.testimony.tell_run(self._namespace, run)
             return run
 
-        self._file.follow()  # a body may be over at once, and have replaced it
+        self._follow()  # a body may be over at once, and have replaced it
         run = self._file.write_one(work, durable=True)
         if told is not None:
             self.testimony.synced(told)

@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
+    from fencepost.ledger.sqlite_touches import Touches
     from fencepost.world.api import Clocks
 
 # How long those who agreed must have been silent to be overruled, and how often one of them says
@@ -45,6 +46,7 @@ class FileClock:
         self._read_at = _NEVER
         self._since, self._until = 0.0, 0.0  # at which times a claim may be made
         self.claimed = (0, 0.0)  # the token and the time of the last claim
+        self._touches: Touches
 
     def known(self) -> float | None:
         """Return the time of the file; None if the record must be read again first."""
@@ -75,11 +77,13 @@ class FileClock:
             confirm(db, self._clocks)
         return self._clocks.wall() - self._off
 
-    def lend(self, db: Connection) -> None:
+    def lend(self, db: Connection, touches: Touches) -> None:
         """Let statements on a connection read this clock, and so after they have the file.
 
-        The connection keeps the clock, but nothing by which the clock would keep the connection.
+        A claim is refused where somebody may have written over the file. The connection keeps the
+        clock, but nothing by which the clock would keep the connection.
         """
+        self._touches = touches
         db.create_function(CLAIM_TOKEN, 0, self._claim_token)
         db.create_function(CLAIM_AT, 0, lambda: self.claimed[1])
 
@@ -91,6 +95,8 @@ class FileClock:
         """Return the token of a claim that is made now, and keep its time; None refuses it."""
         known = self.known()
         if known is None or not self._since <= known < self._until:
+            return None
+        if not self._touches.untouched():
             return None
         token = int((known + self._off) * 1e6)
         self.claimed = token, known

@@ -36,8 +36,7 @@ _LIVE_ONES = "fencepost_run INDEXED BY fencepost_run_live"
 # other run of the lock can end after the time that is recorded.
 CLAIM_FREE = f"""
 INSERT INTO fencepost_claim
-VALUES ({"?, " * 6}iif({UNTOUCHED}(), {CLAIM_TOKEN}(), NULL),
-        {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""
+VALUES ({"?, " * 6}{CLAIM_TOKEN}(), {"?, " * 5}{CLAIM_AT}(), {"?, " * 5}?)"""
 
 # The usual end of an attempt, likewise: a trigger releases the lease. No request to cancel changes
 # an end that is final.

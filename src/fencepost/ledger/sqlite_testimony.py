@@ -18,7 +18,7 @@ from fencepost.errors import LedgerDoubtful
 from fencepost.ledger.retention import KEPT_FOR
 from fencepost.model.slot import RunKey
 from fencepost.model.witnessed import Commit, Found, cell_from, has, run_line
-from fencepost.world.witness import Cells, Seen, Witness
+from fencepost.world.witness import Cells, Seen, Witness, Wrote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Testimony:
         self._cells = None if in_memory else Cells(file.path + "-live")
         self._incarnation = self._head = ""  # of the ledger that was believed last
         self._doubt = ""
-        self._place: Place | None = None  # of the file that was compared last
+        self.place: Place | None = None  # of the file that was compared last
         self._synced_token = self._told_token = 0
         self._last = self._synced = NOTHING
         self._read: dict[str, str] = {}  # cells of others of which this file has all
@@ -116,7 +116,7 @@ class Testimony:
         """
         place = self._file.place
         if self._witness is None or self._cells is None:
-            self._place = place
+            self.place = place
             return
         found = self._seen_in(db)
         (any_run,) = db.execute(_ANY_RUN).fetchone()
@@ -126,7 +126,7 @@ class Testimony:
             seen = Seen(cells[0].incarnation, 0)
         why = doubt(seen, found, empty=not any_run) or self._lacks(db, cells, found.incarnation)
         with self._turn:
-            self._place, self._doubt = place, why
+            self.place, self._doubt = place, why
             if why:
                 return
             self._identify(found.incarnation)
@@ -136,10 +136,6 @@ class Testimony:
             if seen is not None and seen.incarnation != found.incarnation:
                 # Begun anew: from here on it is this one, and the next who looks must know.
                 self._take(found)
-
-    def knows(self, place: Place) -> bool:
-        """Whether this is the file that was compared last, and nobody has written over it."""
-        return place == self._place
 
     def refuse_doubtful(self, db: Connection) -> None:
         """Raise if the file may be an older copy of the ledger."""
@@ -277,13 +273,12 @@ class Testimony:
         """Write our own cell."""
         if self._cells is None or self._doubt:
             return
-        if self._cells.removed():  # an operator has spoken, and perhaps of another file
-            self._forget()
-            self._place = None
-            return
         synced = self._synced
-        text = f"{self._head}{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}"
-        if self._cells.write(text):
+        wrote = self._cells.write(f"{self._head}{told[0]}\n{told[1]}\n{synced[0]}\n{synced[1]}")
+        if wrote is Wrote.REMOVED:  # an operator has spoken, and perhaps of another file
+            self._forget()
+            self.place = None
+        elif wrote is Wrote.NEW:
             # All that these have told is in the file, and older than what we have told now.
             self._cells.remove(self._read, dead=True)
 

@@ -24,8 +24,12 @@ class Touches:
 
     def watch(self, db: sqlite3.Connection) -> None:
         """Watch a connection from now on."""
-        db.create_function(UNTOUCHED, 0, lambda: self._sure or not self.compiled)
+        db.create_function(UNTOUCHED, 0, self.untouched)
         db.set_authorizer(self._compiling)
+
+    def untouched(self) -> bool:
+        """Say whether a statement that begins now writes to the file that was looked at."""
+        return self._sure or not self.compiled
 
     def begin(self, db: sqlite3.Connection) -> bool:
         """Say in a new write transaction whether anything was done since the last one."""

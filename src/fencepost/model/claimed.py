@@ -6,6 +6,7 @@ from fencepost.model.claim import SUSPICIOUS
 from fencepost.model.ending import UNFINISHED
 from fencepost.model.lease import Holder
 from fencepost.model.run import STOPPING, RunRecord, State
+from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ def left_behind(own: RunRecord | None, change: Change) -> tuple[str, str] | None
     return None
 
 
+# What lies between how often a run began and its epoch, as a first claim leaves it.
+_UNTRIED = RunRecord(RunKey("", 0), State.RUNNING, "")[16:-1]
+
+
 def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
     """Return a run as the first claim leaves it, where there was nothing before."""
-    # By position, as far as that goes: for every run that is claimed.
+    # By position: for every run that is claimed.
     return RunRecord(
         want.key,
         State.RUNNING,
@@ -70,7 +75,8 @@ def begun_record(want: Want, *, token: int, now: float) -> RunRecord:
         now,
         0.0,
         1,
-        epoch=want.epoch,
+        *_UNTRIED,
+        want.epoch,
     )
 
 

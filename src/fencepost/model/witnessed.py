@@ -105,8 +105,9 @@ def commit_line(commit: Commit) -> str:
 
 def run_line(namespace: str, run: RunRecord) -> str:
     """Return a commit that left a run like this as a line; the short way to it."""
-    over = run.state is not State.RUNNING
-    return _RUN % (namespace, *run.key, run.token, over, run.saves)
+    job, slot, manual, rerun = run.key
+    over = 0 if run.state is State.RUNNING else 1
+    return f"{namespace}\t{job}\t{slot}\t{manual}\t{rerun}\t{run.token}\t{over}\t{run.saves}"
 
 
 def cell_from(text: str) -> Cell | None:

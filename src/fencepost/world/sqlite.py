@@ -50,15 +50,10 @@ class SqliteFile:
         self._turn = world.mutex()
         self._connection: sqlite3.Connection | None = None
         self._log: int | None = None  # the write-ahead log, once commits no longer sync it
-        self._place = _NO_FILE  # which file it is, as it was looked at last
+        self.place = _NO_FILE  # which file was opened last, as it was looked at last
         self.generation = 0  # and how many files there have been under this name
         refuse_old(sqlite3.sqlite_version_info)
         _files.add(self)
-
-    @property
-    def place(self) -> Place:
-        """The file that was opened last, as it was looked at last."""
-        return self._place
 
     def found(self) -> Place:
         """Return which file is there now."""
@@ -231,9 +226,9 @@ class SqliteFile:
             raise
         if found == _NO_FILE:
             found = self.found()
-        if found[:2] != self._place[:2]:
+        if found[:2] != self.place[:2]:
             self.generation += 1
-        self._place, self._connection = found, connection
+        self.place, self._connection = found, connection
         return connection
 
     def follow(self) -> None:
@@ -241,8 +236,10 @@ class SqliteFile:
         if self._connection is None:
             return
         found = self.found()
-        if found[:2] == self._place[:2]:
-            self._place = found
+        if found == self.place:
+            return
+        if found[:2] == self.place[:2]:
+            self.place = found
         else:
             self.close()
             self.generation += 1

@@ -9,6 +9,7 @@ it when the process dies, and what a power cut takes from it only makes the witn
 
 from __future__ import annotations
 
+import enum
 import os
 from time import monotonic
 from zlib import crc32
@@ -89,6 +90,14 @@ class Witness:
         return self._fd
 
 
+class Wrote(enum.Enum):
+    """What became of a cell when it was written."""
+
+    SAME = enum.auto()
+    NEW = enum.auto()
+    REMOVED = enum.auto()  # and not written
+
+
 class Cells:
     """The cells of one database, in the folder beside it; one of them is this process's own.
 
@@ -100,18 +109,19 @@ class Cells:
         self._fd, self.own = -1, ""
         self._look_at = 0.0
 
-    def write(self, text: str) -> bool:
-        """Put this into our own cell; say whether the cell is new."""
+    def write(self, text: str) -> Wrote:
+        """Put this into our own cell; say whether the cell is new, or was removed meanwhile."""
         data = text.encode()
         data += _END + crc32(data).to_bytes(4)
+        wrote = Wrote.SAME
         try:
-            new = self._fd < 0 and monotonic() >= self._look_at
-            if new:
-                self._make()
-            os.pwrite(self._fd, data, 0)
+            if monotonic() >= self._look_at:
+                wrote = self._look()
+            if wrote is not Wrote.REMOVED:
+                os.pwrite(self._fd, data, 0)
         except OSError:
-            return False  # a full disk, or a folder to read only, takes the witness, not the work
-        return new
+            return Wrote.SAME  # a full disk, or a folder to read only, takes the witness only
+        return wrote
 
     def read(self) -> dict[str, str]:
         """Return what all cells say, by their names; those that cannot be read say nothing."""
@@ -121,13 +131,6 @@ class Cells:
             return {}
         found = {name: self._read(name) for name in names}
         return {name: text for name, text in found.items() if text is not None}
-
-    def removed(self) -> bool:
-        """Say whether somebody has removed our own cell; looked at once in a while."""
-        if self._fd < 0 or monotonic() < self._look_at:
-            return False
-        self._look_at = monotonic() + _TRUSTED
-        return not os.fstat(self._fd).st_nlink
 
     def remove(self, read: dict[str, str], *, dead: bool) -> None:
         """Remove cells; if ``dead``, only of processes that are gone and told nothing since."""
@@ -144,8 +147,15 @@ class Cells:
             os.close(self._fd)
         self._fd, self.own, self._look_at = -1, "", 0.0
 
-    def _make(self) -> None:
+    def _look(self) -> Wrote:
+        """Make our own cell if there is none; say so, or that somebody has removed it."""
         self._look_at = monotonic() + _TRUSTED
+        if self._fd < 0:
+            self._make()
+            return Wrote.NEW
+        return Wrote.SAME if os.fstat(self._fd).st_nlink else Wrote.REMOVED
+
+    def _make(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
         name = os.urandom(8).hex() + _SUFFIX
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
