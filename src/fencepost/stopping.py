@@ -45,7 +45,7 @@ _HANDLED = 0x80
 _CUT = "its body did not end within the grace and ended with the process: "
 _LOST = "its lease was lost before, and the run is no longer its own"
 _CANCELLED = "the run is recorded as cancelled"
-_FAILED = "the run is recorded as failed (lost), because its job has on_loss='fail'"
+_FAILED = "the next instance records the run as failed (lost), because its job has on_loss='fail'"
 _RECORDED = "the run is resumed by the next instance, and no loss is counted"
 _UNKNOWN = (
     "the run is resumed by the next instance, and it may be counted as lost, because the ledger "

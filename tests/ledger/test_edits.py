@@ -14,6 +14,7 @@ from fencepost.ledger.api import NOTHING, Attempt
 from fencepost.ledger.planning import Ask, Asked, End, Instance
 from fencepost.model.claim import Want
 from fencepost.model.definition import Definition
+from fencepost.model.edited import common
 from fencepost.model.ending import Settled
 from fencepost.model.lease import Holder
 from fencepost.model.policy import Policy
@@ -376,3 +377,52 @@ def test_a_pause_keeps_the_order_of_what_an_edit_keeps(kind: str, tmp_path: Path
         assert owner.ran[:3] == [NOW + 4, NOW + 8, NOW + 12]
         assert owner.ran == sorted(owner.ran)
         assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("name", ["bills", "invoices"])
+@pytest.mark.parametrize("rules", [ALL, LATEST], ids=lambda rules: rules.catchup.value)
+def test_what_came_due_after_a_pause_was_over_is_kept(
+    kind: str, name: str, rules: Rules, tmp_path: Path
+) -> None:
+    """Nobody was there to end the pause when its time was over."""
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        owner.declare(Every(10), rules)
+        finish(ledger.planner.pause("bills", reason="later", until=NOW + 35.0))
+        clocks.advance(85)
+        aliases = () if name == "bills" else ("bills",)
+        named = Definition(name, spec_of(Every(20)), text_of(rules), "bills", aliases=aliases)
+        finish(ledger.planner.announce(Instance("i", "here", 1, "1.0"), [named]))
+        owner.work()
+        assert owner.ran == ([NOW + 40, NOW + 60, NOW + 80] if rules is ALL else [NOW + 80])
+        assert (NOW + 10, NOW + 30, "paused") in owner.passed()  # by the name that it had then
+        assert [str(one) for one in prove(finish(gathered(ledger))).findings] == []
+
+
+@pytest.mark.parametrize("kind", LEDGERS)
+@pytest.mark.parametrize("live_first", [True, False])
+def test_an_edit_of_the_rules_alone_decides_whether_what_is_owed_goes_first(
+    kind: str,
+    live_first: bool,  # noqa: FBT001 -- a case
+    tmp_path: Path,
+) -> None:
+    with clients(kind, tmp_path) as (clocks, (ledger,)):
+        owner = Owner(ledger)
+        before, after = Rules(CatchUp.ALL, live_first=not live_first), ALL
+        if live_first:
+            after = Rules(CatchUp.ALL, live_first=True)
+        owner.declare(Every(20), before)
+        clocks.advance(110)
+        owner.declare(Every(10), before)
+        clocks.advance(1)
+        owner.declare(Every(10), after)
+        clocks.advance(9)  # a live slot is due beside what is owed
+        owner.work(most=1)
+        assert owner.ran[0] == (NOW + 120 if live_first else NOW + 20)
+
+
+def test_no_slot_within_the_window_is_overlooked_by_an_edit() -> None:
+    week = 7 * 86400
+    kept = common(Every(21), Every(22), NOW - week, NOW, most=10**6)
+    assert kept == [slot for slot in range(NOW - week, NOW + 1) if slot % (21 * 22) == 0]

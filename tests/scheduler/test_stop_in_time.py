@@ -131,7 +131,7 @@ def test_a_job_that_must_not_be_tried_twice_is_failed_if_it_was_cut(ledger: Path
         one.begin()
         one.ask()
         assert one.took() < AT_ONCE
-        assert "recorded as failed (lost), because" in one.told("cut")
+        assert "records the run as failed (lost), because" in one.told("cut")
     run = resumed(ledger, on_loss="fail")
     assert (run.state, run.reason, run.starts) == (State.FAILED, "lost", 1)
     assert unproven(ledger) == []

@@ -5,8 +5,9 @@ from __future__ import annotations
 from fencepost.ledger.made_up import given_up, jitter_ends, made_up_as, oldest_owed
 from fencepost.ledger.planning import OWED, TROUBLE, Note, note_of_span, told_safely
 from fencepost.model.claim import Verdict, is_patient
-from fencepost.model.plan import WAITS
-from fencepost.model.schedule import schedule_from
+from fencepost.model.plan import WAITS, newest_due
+from fencepost.model.rules import CatchUp
+from fencepost.model.schedule import EveryAfter, schedule_from
 from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
@@ -56,7 +57,7 @@ def _go_on(tick: Tick, lane: Lane) -> None:
 
 def _may_go_on_at(tick: Tick, lane: Lane, job: JobRecord) -> float:
     """Return when to go on with a lane: at once, unless its job or its order keeps it waiting."""
-    if job.barred:
+    if job.barred or _live_waits(job, now=tick.now):
         return tick.now + WAITS
     if lane.trigger != OWED:
         return 0.0
@@ -66,6 +67,22 @@ def _may_go_on_at(tick: Tick, lane: Lane, job: JobRecord) -> float:
     if job.schedule is None or not job.catching_up.pause:  # read here: what cannot be is told of
         return 0.0
     return lane.not_before
+
+
+def _live_waits(job: JobRecord, *, now: float) -> bool:
+    """Say whether a live slot of a job waits for its lock.
+
+    Such a slot leaves no record where every slot is made up, and looks at the lock now and then:
+    one slot of the past after the other would keep it waiting for as long as there are any.
+    """
+    rules = job.catching_up
+    if rules.catchup is not CatchUp.ALL or job.made_up_to:
+        return False
+    schedule = job.schedule
+    if schedule is None or isinstance(schedule, EveryAfter):
+        return False
+    newest = newest_due(schedule, rules, job.job, now=now)
+    return newest is not None and newest > job.watermark
 
 
 def _walk(tick: Tick, lane: Lane, job: JobRecord, schedule: Schedule) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fencepost.ledger.planning import BACKFILL_ALL, OWED
+from fencepost.ledger.planning import BACKFILL_ALL, OWED, Lane
 from fencepost.model.plan import Span, newest_due, starts_at
 from fencepost.model.rules import CatchUp
 from fencepost.model.run import State
@@ -10,8 +10,11 @@ from fencepost.model.slot import RunKey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fencepost.ledger.planning import Desk, Lane
+    from collections.abc import Sequence
+
+    from fencepost.ledger.planning import Desk
     from fencepost.model.definition import JobRecord
+    from fencepost.model.edited import Stretch
     from fencepost.model.run import RunRecord
 
 _AGAIN = {"skip": frozenset[State](), "all": frozenset(State)}
@@ -47,9 +50,31 @@ def items_known_by(desk: Desk, run: RunRecord) -> int:
     return 0
 
 
+def owed_now(desk: Desk, job: JobRecord) -> int:
+    """Return what a job owes: an outage, or lanes that go before the live slots; 0 if neither."""
+    rules = job.catching_up
+    if job.owed > job.watermark:
+        return job.owed
+    ordered = rules.catchup is CatchUp.ALL and not rules.live_first
+    return job.watermark if ordered and owed_lanes(desk, job.job) else 0
+
+
+def owed_lanes(desk: Desk, name: str) -> list[Lane]:
+    """Return what is owed of a job, what is owed for longest first."""
+    return [lane for lane in desk.lanes(name) if lane.trigger == OWED]
+
+
+def owe(desk: Desk, name: str, kept: Sequence[Stretch], *, since: int = 0) -> None:
+    """Have slots made up that stay due, though the schedule in force has others among them."""
+    for schedule, start, last in kept:
+        first = max(start, since)
+        lane = Lane(0, name, first, last + 1, first, trigger=OWED, spec=schedule.spec)
+        desk.put_lane(lane._replace(created_at=desk.now))
+
+
 def oldest_owed(desk: Desk, job: str) -> Lane | None:
     """Return the lane of a job whose slots are owed for longest; None if none are."""
-    return next((lane for lane in desk.lanes(job) if lane.trigger == OWED), None)
+    return next(iter(owed_lanes(desk, job)), None)
 
 
 def jitter_ends(job: JobRecord, slot: int) -> float:

@@ -7,12 +7,12 @@ an instance starts or ends: a job that nobody knows any more becomes an orphan, 
 from __future__ import annotations
 
 from fencepost.errors import Misuse, UnknownJob
-from fencepost.ledger.planning import OWED, InstanceRecord, Lane, Note, told_safely
+from fencepost.ledger.made_up import owe, owed_lanes, owed_now
+from fencepost.ledger.planning import InstanceRecord, Note, told_safely
 from fencepost.model import edited as edits
 from fencepost.model.cohort import GONE_AFTER, joined, winner
 from fencepost.model.definition import JobRecord
 from fencepost.model.plan import Span, newest_due, next_start
-from fencepost.model.rules import CatchUp
 from fencepost.model.run import State
 from fencepost.model.schedule import EveryAfter, schedule_from
 
@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fencepost.ledger.planning import Desk, Instance, Roll
+    from fencepost.ledger.planning import Desk, Instance, Lane, Roll
     from fencepost.model.definition import Definition
     from fencepost.model.named import Protocol
     from fencepost.model.run import RunRecord
@@ -156,6 +156,8 @@ def edit(office: Office, job: JobRecord, definition: Definition, notes: list[Not
     """Put another definition in force, from now on."""
     if job.orphaned_at and job.spec == definition.spec:
         job = _back_from_orphans(office, job)
+    if job.spec != definition.spec:
+        job = _after_pause(office, job)
     edited = _defined(job, definition, now=office.now)
     if job.spec != definition.spec:
         edited = _rescheduled(office, job, edited, notes)
@@ -164,7 +166,7 @@ def edit(office: Office, job: JobRecord, definition: Definition, notes: list[Not
         edited = edited._replace(effective_from=job.effective_from)
         if job.rules != definition.rules and (schedule := edited.schedule) is not None:
             due = next_start(schedule, edited.catching_up, job.job, job.watermark)
-            edited = edited._replace(next_due=due)
+            edited = edited._replace(next_due=due, owed=owed_now(office, edited))
     office.put_job(edited)
     about = (("epoch", edited.epoch), ("was", job.spec), ("now", definition.spec))
     notes.append(Note("edited", job.job, about=about))
@@ -189,11 +191,11 @@ def _defined(job: JobRecord, definition: Definition, *, now: float) -> JobRecord
 def _rescheduled(office: Office, job: JobRecord, edited: JobRecord, notes: list[Note]) -> JobRecord:
     """Decide what was due under the old schedule, and begin the new one now."""
     new, agenda = edited.schedule, job.agenda
-    for lane in _owed_lanes(office, job.job):
+    for lane in owed_lanes(office, job.job):
         _owe_both(office, lane, edited, notes)
     done = edits.edit(_schedule(job), new, edited.catching_up, agenda, now=office.now)
     _passed_between(office, job.job, done.passed, notes)
-    _owe(office, job.job, done.kept)
+    owe(office, job.job, done.kept)
     for run in office.waiting(job.job):
         ours = run.trigger in ("schedule", "catchup")
         if ours and not (new is not None and _has(new, run.key.slot)):
@@ -207,22 +209,8 @@ def _going_on(office: Office, job: JobRecord, done: edits.Edit, notes: list[Note
     due = None if schedule is None else next_start(schedule, rules, job.job, mark)
     if due is None and schedule is not None:
         notes.append(_over(job.job, schedule, now=office.now))
-    owed, ordered = done.owed, rules.catchup is CatchUp.ALL and not rules.live_first
-    if not owed and ordered and _owed_lanes(office, job.job):
-        owed = mark  # what is made up goes before the live slots
-    return job._replace(watermark=mark, next_due=due, owed=owed)
-
-
-def _owed_lanes(office: Office, name: str) -> list[Lane]:
-    return [lane for lane in office.lanes(name) if lane.trigger == OWED]
-
-
-def _owe(office: Office, name: str, kept: Sequence[edits.Stretch], *, since: int = 0) -> None:
-    """Have slots made up that stay due, though the schedule in force has others among them."""
-    for schedule, start, last in kept:
-        first = max(start, since)
-        lane = Lane(0, name, first, last + 1, first, trigger=OWED, spec=schedule.spec)
-        office.put_lane(lane._replace(created_at=office.now))
+    gone_on = job._replace(watermark=mark, next_due=due, owed=done.owed)
+    return gone_on._replace(owed=owed_now(office, gone_on))
 
 
 def _owe_both(office: Office, lane: Lane, job: JobRecord, notes: list[Note]) -> None:
@@ -241,7 +229,7 @@ def _owe_both(office: Office, lane: Lane, job: JobRecord, notes: list[Note]) -> 
     _passed_between(office, job.job, alone, notes)
     office.put_lane(lane._replace(ended_at=office.now, stopped="schedule_changed"))
     if job.schedule is not None:
-        _owe(office, job.job, tuple(edits.stretches(job.schedule, kept)))
+        owe(office, job.job, tuple(edits.stretches(job.schedule, kept)))
 
 
 def _passed_between(office: Office, name: str, spans: Sequence[Span], notes: list[Note]) -> None:
@@ -305,6 +293,8 @@ def _begin_job(
     for alias in definition.aliases:
         old = office.job(alias)
         if old is not None and _goes_on(old):
+            if old.spec != definition.spec:
+                old = _after_pause(office, old)
             if old.paused:
                 founded = founded._replace(paused=old.paused, paused_until=old.paused_until)
             gone_on.append(_renamed(office, old, founded, notes, since=before.watermark + 1))
@@ -317,7 +307,7 @@ def _begin_job(
     since = before.watermark + 1
     passed = [span._replace(first=max(span.first, since)) for span in done.passed]
     _passed_between(office, definition.job, [one for one in passed if one.last >= since], notes)
-    _owe(office, definition.job, [one for one in done.kept if one.last >= since], since=since)
+    owe(office, definition.job, [one for one in done.kept if one.last >= since], since=since)
     office.put_job(_going_on(office, founded._replace(stored=stored), done, notes))
 
 
@@ -328,7 +318,7 @@ def _renamed(
 
     What is owed goes along, but for slots before ``since``: the new name has those on record.
     """
-    for lane in _owed_lanes(office, old.job):
+    for lane in owed_lanes(office, old.job):
         left = lane._replace(start=max(lane.start, since), cursor=max(lane.cursor, since))
         if left.start < left.until and old.spec != founded.spec:
             _owe_both(office, left, founded, notes)
@@ -411,23 +401,38 @@ def resume(office: Office, name: str) -> JobRecord:
             "give it another name, or store it again"
         )
     if job.paused or job.quarantined:
-        schedule = _schedule(job)
-        if schedule is not None and not isinstance(schedule, EveryAfter):
-            ends = office.now
-            if job.paused_until and not job.quarantined:  # what came due since then is owed
-                ends = min(ends, job.paused_until)
-            newest = newest_due(schedule, job.catching_up, name, now=ends)
-            first = schedule.after(job.watermark)
-            if newest is not None and first is not None and first <= newest:
-                office.span(name, Span(first, newest, State.SKIPPED, job.barred))
-                due = next_start(schedule, job.catching_up, name, newest)
-                job = job._replace(watermark=newest, next_due=due, owed=job.made_up_to)
+        ends = office.now
+        if job.paused_until and not job.quarantined:  # what came due since then is owed
+            ends = min(ends, job.paused_until)
+        job = _passed_until(office, job, ends)
         job = job._replace(paused="", paused_until=0.0, quarantined="")
         office.put_job(job)
         for lane in office.lanes(name):  # it was to be looked at again and again meanwhile
             if lane.not_before > office.now:
                 office.put_lane(lane._replace(not_before=office.now))
     return job
+
+
+def _after_pause(office: Office, job: JobRecord) -> JobRecord:
+    """End a pause whose time is over: what came due since then is due, and not paused."""
+    if job.barred != "paused" or job.pauses(office.now):
+        return job
+    passed = _passed_until(office, job, job.paused_until)
+    return passed._replace(paused="", paused_until=0.0)
+
+
+def _passed_until(office: Office, job: JobRecord, ends: float) -> JobRecord:
+    """Record what came due until an instant as skipped, for what keeps the job from running."""
+    schedule = _schedule(job)
+    if schedule is None or isinstance(schedule, EveryAfter):
+        return job
+    newest = newest_due(schedule, job.catching_up, job.job, now=ends)
+    first = schedule.after(job.watermark)
+    if newest is None or first is None or first > newest:
+        return job
+    office.span(job.job, Span(first, newest, State.SKIPPED, job.barred))
+    due = next_start(schedule, job.catching_up, job.job, newest)
+    return job._replace(watermark=newest, next_due=due, owed=job.made_up_to)
 
 
 def retire(office: Office, name: str, *, reason: str) -> JobRecord:

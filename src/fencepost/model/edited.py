@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fencepost.model.plan import Agenda
     from fencepost.model.rules import Rules
 
-# How many slots are looked at, at most, to find one that two schedules have.
-_LOOKS = 20_000
+# How many slots are looked at, at most, to find those that two schedules have: a week of seconds.
+_LOOKS = 604_800
 
 
 class Stretch(NamedTuple):
